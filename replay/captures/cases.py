@@ -1,0 +1,230 @@
+"""Select token rows of a capture and turn them into cases.
+
+Two passes over the file, so that memory stays flat: the first counts the token rows each layer has after the filters,
+the second picks the rows that the start indices name.
+"""
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from replay.captures.manifest import Capture
+from replay.captures.routes import Batch, read_batches
+from replay.errors import InputError
+from replay.model import Case, CaseId, Geometry, Problem, Routes, Source
+
+# `router` repeats what the apply stages record; where a capture holds several, one is replayed: the first of these.
+STAGE_PREFERENCE = ("quark_int8_apply", "modular_apply", "router", "runner_pre_monolithic")
+DEFAULT_STARTS = 16
+_LAYER = re.compile(r"(?:language_model\.)?model\.layers\.(\d+)\.mlp(?:\.experts)?$")
+
+ProblemFor = Callable[[Geometry, int], Problem]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Select:
+    """The route selectors, under the names engineers type (``--route-…``)."""
+
+    layer_regex: str | None = None
+    stage_regex: str | None = None
+    start_indices: str | None = None
+    windows: tuple[int, ...] = (1,)
+    min_num_tokens: int | None = None
+    max_num_tokens: int | None = None
+    max_cases: int | None = None
+
+
+def layer_label(name: str) -> str:
+    """``L9`` for the layer name of a main model; any other name as it is, so that a draft model's layer 0 stays apart."""
+    match = _LAYER.match(name)
+    return f"L{match[1]}" if match else name.replace("/", "_")
+
+
+def parse_starts(text: str, rows: int, window: int) -> list[int]:
+    """``0,5,8:64:4`` as indices; the stop is exclusive. ValueError names the part that is no index or range."""
+    if text == "default":
+        last = max(rows - window, 0)
+        return sorted({round(i * last / (DEFAULT_STARTS - 1)) for i in range(DEFAULT_STARTS)})
+    found: list[int] = []
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*(\d+)(?::(\d+)(?::(\d+))?)?\s*", part)
+        if not match or match[3] == "0":
+            raise ValueError(f"an index or start:stop[:step], got {part!r}")
+        start, stop, step = match[1], match[2], match[3]
+        found += [int(start)] if stop is None else range(int(start), int(stop), int(step or 1))
+    if not found:
+        raise ValueError(f"at least one index, got the empty range {text!r}")
+    return found
+
+
+def cases(capture: Capture, select: Select, geometry: Geometry, problem_for: ProblemFor, seed: int) -> Iterator[Case]:
+    """Yield the selected cases in file order per layer; every window size and start index makes one case a layer.
+
+    ``problem_for(geometry, rows)`` builds the problem. Raises InputError for a filter that matches nothing, a start
+    index past the end, or a capture whose experts or top-k are not the geometry's.
+    """
+    layers = _count(capture, select, geometry)
+    for window in select.windows:
+        wanted = {label: _starts(capture.routes, select, label, layers, window) for label in layers.rows}
+        for source, routes in _pick(capture, select, layers, wanted, window):
+            problem = problem_for(geometry, window)
+            yield Case(CaseId(problem, source, seed), routes)
+
+
+@dataclass(frozen=True)
+class _Layers:
+    """Token rows left by the filters per layer, and the one (stage, rank) that they are taken from."""
+
+    rows: dict[str, int]
+    stage: str
+    rank: str
+
+
+def _passes(select: Select, batch: Batch) -> bool:
+    return (select.min_num_tokens or 0) <= batch.num_tokens <= (select.max_num_tokens or batch.num_tokens)
+
+
+def _compiled(option: str, pattern: str | None) -> re.Pattern[str]:
+    try:
+        return re.compile(pattern or "")
+    except re.error as error:
+        raise InputError(option, "pattern", "a regular expression", f"{pattern!r} ({error})") from None
+
+
+def _count(capture: Capture, select: Select, geometry: Geometry) -> _Layers:
+    layer_re = _compiled("--route-layer-regex", select.layer_regex)
+    stage_re = _compiled("--route-stage-regex", select.stage_regex)
+    rows: dict[tuple[str, str, str], int] = {}
+    seen_layers: set[str] = set()
+    seen_stages: set[str] = set()
+    without_ids = 0
+    for batch in read_batches(capture.routes):
+        if batch.num_experts != geometry.experts or batch.top_k != geometry.top_k:
+            raise InputError(
+                f"{capture.routes}:{batch.first_line}", "num_experts, top_k",
+                f"{geometry.experts}, {geometry.top_k} (geometry {geometry})", f"{batch.num_experts}, {batch.top_k}",
+            )  # fmt: skip
+        seen_layers.update(batch.layers)
+        seen_stages.update(batch.stages)
+        if batch.topk_ids is None:
+            without_ids += len(batch.layers)
+            continue
+        if not _passes(select, batch):
+            continue
+        for layer, stage, rank in zip(batch.layers, batch.stages, batch.ranks, strict=True):
+            if layer_re.search(layer) and stage_re.search(stage):
+                key = (stage, rank, layer_label(layer))
+                rows[key] = rows.get(key, 0) + batch.num_tokens
+    if not rows:
+        _nothing(capture.routes, select, seen_layers, seen_stages, without_ids)
+    order = {name: i for i, name in enumerate(STAGE_PREFERENCE)}
+    stage = min({s for s, _, _ in rows}, key=lambda s: (order.get(s, len(order)), s))
+    rank = min(r for s, r, _ in rows if s == stage)
+    return _Layers({label: n for (s, r, label), n in rows.items() if (s, r) == (stage, rank)}, stage, rank)
+
+
+def _nothing(path: Path, select: Select, layers: set[str], stages: set[str], without_ids: int) -> None:
+    for option, pattern, names in (
+        ("--route-layer-regex", select.layer_regex, layers),
+        ("--route-stage-regex", select.stage_regex, stages),
+    ):
+        if pattern is not None and not any(re.search(pattern, name) for name in names):
+            raise InputError(option, "pattern", f"one that matches a name in {path}: {_few(names)}", repr(pattern))
+    if without_ids:
+        raise InputError(str(path), "topk_ids", "captured expert ids", f"{without_ids} records without any")
+    raise InputError(str(path), "filters", "token rows left to replay", "none")
+
+
+def _few(names: set[str]) -> str:
+    listed = sorted(names)
+    return ", ".join(listed[:4]) + (f", … ({len(listed)} in all)" if len(listed) > 4 else "")
+
+
+def _starts(path: Path, select: Select, label: str, layers: _Layers, window: int) -> list[int]:
+    rows = layers.rows[label]
+    try:
+        starts = parse_starts(select.start_indices or "default", rows, window)
+    except ValueError as error:
+        expected, _, got = str(error).partition(", got ")
+        raise InputError("--route-start-indices", "value", expected, got) from None
+    if bad := [s for s in starts if s + window > rows]:
+        have = ", ".join(f"{name} {n}" for name, n in layers.rows.items())
+        shortest = min(layers.rows.values())
+        works = f"try 0:{shortest - window + 1}" if shortest >= window else f"a window of at most {shortest}"
+        raise InputError(
+            "--route-start-indices", "index",
+            f"start + window ≤ the layer's token rows ({have}; {works})", f"{bad[0]} + {window} on {label} of {path.name}",
+        )  # fmt: skip
+    return starts
+
+
+def _pick(
+    capture: Capture, select: Select, layers: _Layers, wanted: dict[str, list[int]], window: int
+) -> Iterator[tuple[Source, Routes]]:
+    at = dict.fromkeys(layers.rows, 0)
+    taken = dict.fromkeys(layers.rows, 0)
+    open_windows: dict[str, list[tuple[int, list[tuple[tuple[int, ...], tuple[float, ...] | None]]]]] = {}
+    pending = {label: sorted(starts) for label, starts in wanted.items()}
+    for label, row in _token_rows(capture, select, layers):
+        index = at[label]
+        at[label] += 1
+        while pending[label] and pending[label][0] == index:
+            open_windows.setdefault(label, []).append((pending[label].pop(0), []))
+        for start, rows in list(open_windows.get(label, ())):
+            rows.append(row)
+            if len(rows) == window:
+                open_windows[label].remove((start, rows))
+                if select.max_cases is None or taken[label] < select.max_cases:
+                    taken[label] += 1
+                    ids = tuple(ids for ids, _ in rows)
+                    weights = tuple(w for _, w in rows if w is not None)
+                    yield Source(capture.name, label, start, window), Routes(ids, weights or None)
+
+
+def _token_rows(
+    capture: Capture, select: Select, layers: _Layers
+) -> Iterator[tuple[str, tuple[tuple[int, ...], tuple[float, ...] | None]]]:
+    """(layer label, (ids, weights)) of every token row left by the filters."""
+    for batch in read_batches(capture.routes):
+        if batch.topk_ids is None or not _passes(select, batch):
+            continue
+        for i, (layer, stage, rank) in enumerate(zip(batch.layers, batch.stages, batch.ranks, strict=True)):
+            label = layer_label(layer)
+            if (stage, rank) != (layers.stage, layers.rank) or label not in layers.rows:
+                continue
+            if select.layer_regex is not None and not re.search(select.layer_regex, layer):
+                continue
+            for t in range(batch.num_tokens):
+                weights = None if batch.topk_weights is None else _f32_tuple(batch.topk_weights[i, t])
+                yield label, (tuple(batch.topk_ids[i, t].tolist()), weights)
+
+
+def _f32_tuple(row: "np.ndarray[tuple[int, ...], np.dtype[np.float64]]") -> tuple[float, ...]:
+    """The router's weights are f32; the text of a capture may hold more digits."""
+    return tuple(row.astype(np.float32).astype(np.float64).tolist())
+
+
+def find(capture: Capture, wanted: CaseId, filters: Select) -> Case:
+    """The case of one id, its rows read from the capture; InputError where the capture is not the id's."""
+    source = wanted.source
+    if source.capture != capture.name:
+        raise InputError("--case", "capture", capture.name, source.capture)
+    select = replace(filters, start_indices=str(source.start), windows=(source.rows,))
+    geometry = wanted.problem.geometry
+    layers = _count(capture, select, geometry)
+    if source.layer not in layers.rows:
+        raise InputError("--case", "layer", f"one of {', '.join(layers.rows)}", source.layer)
+    layers = _one_layer(layers, source.layer)
+    starts = _starts(capture.routes, select, source.layer, layers, source.rows)
+    for found, routes in _pick(capture, select, layers, {source.layer: starts}, source.rows):
+        if found == source:
+            return Case(wanted, routes)
+    raise InputError("--case", "rows", f"rows of {capture.routes}", f"r{source.start}+{source.rows}")
+
+
+def _one_layer(layers: _Layers, label: str) -> _Layers:
+    """The same choice of stage and rank, one layer of it."""
+    return _Layers({label: layers.rows[label]}, layers.stage, layers.rank)

@@ -1,0 +1,92 @@
+"""What a capture looks like in numbers: rows, skew, repeats, overlap. Pure functions of token rows, and a summary."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from replay.captures.cases import layer_label
+from replay.captures.manifest import Capture
+from replay.captures.routes import read_batches
+
+
+def gini(counts: NDArray[np.int64]) -> float:
+    """Gini coefficient of tokens per expert: 0 = all experts alike, towards 1 = few experts do it all."""
+    n = len(counts)
+    return float((2 * np.arange(1, n + 1) - n - 1) @ np.sort(counts) / (n * max(int(counts.sum()), 1)))
+
+
+def repeat_rate(rows: list[tuple[int, ...]]) -> float:
+    """Share of tokens whose set of experts occurred before in the layer."""
+    seen: set[frozenset[int]] = set()
+    repeats = 0
+    for row in rows:
+        ids = frozenset(row)
+        repeats += ids in seen
+        seen.add(ids)
+    return repeats / max(len(rows), 1)
+
+
+def overlap(rows: list[tuple[int, ...]]) -> float:
+    """Mean number of experts that neighbouring tokens share."""
+    return float(np.mean([len(set(a) & set(b)) for a, b in zip(rows, rows[1:], strict=False)])) if len(rows) > 1 else 0.0
+
+
+@dataclass
+class LayerSummary:
+    """Running figures of one (layer, stage, rank); memory grows with distinct expert sets, not with tokens."""
+
+    counts: NDArray[np.int64]
+    records: int = 0
+    tokens: int = 0
+    without_ids: int = 0
+    repeats: int = 0
+    shared: int = 0
+    neighbours: int = 0
+    seen: set[bytes] = field(default_factory=set)
+    last: set[int] | None = None
+
+    def add(self, ids: NDArray[np.int64]) -> None:
+        """One token row."""
+        key = np.sort(ids).astype(np.int16).tobytes()
+        self.repeats += key in self.seen
+        self.seen.add(key)
+        row = set(ids[ids >= 0].tolist())
+        if self.last is not None:
+            self.shared += len(row & self.last)
+            self.neighbours += 1
+        self.last = row
+        self.tokens += 1
+
+    def figures(self) -> list[str]:
+        """Cells of the summary's table, in the order of ``HEADERS``."""
+        if not self.tokens:
+            return [str(self.records), "0", "–", "–", "–", "–"]
+        return [
+            str(self.records),
+            str(self.tokens),
+            str(int(np.count_nonzero(self.counts))),
+            f"{gini(self.counts):.3f}",
+            f"{self.repeats / self.tokens:.3f}",
+            f"{self.shared / max(self.neighbours, 1):.2f}",
+        ]
+
+
+HEADERS = ["layer", "stage", "rank", "records", "token rows", "experts seen", "gini", "repeat rate", "overlap"]
+
+
+def summarise(capture: Capture) -> dict[tuple[str, str, str], LayerSummary]:
+    """Figures per (layer label, stage, rank), in order of first appearance."""
+    found: dict[tuple[str, str, str], LayerSummary] = {}
+    for batch in read_batches(capture.routes):
+        for i, key in enumerate(zip(map(layer_label, batch.layers), batch.stages, batch.ranks, strict=True)):
+            layer = found.setdefault(key, LayerSummary(np.zeros(batch.num_experts, np.int64)))
+            layer.records += 1
+            if batch.topk_ids is None:
+                layer.without_ids += 1
+                continue
+            ids = batch.topk_ids[i]
+            layer.counts += np.bincount(ids[ids >= 0], minlength=len(layer.counts))
+            for row in ids:
+                layer.add(row)
+    return found

@@ -1,0 +1,100 @@
+"""A capture folder's manifest: what its files are, what made them, and the sha256 of each."""
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from replay.errors import InputError
+from replay.model import Geometry
+
+MANIFEST = "manifest.json"
+
+
+class FileEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One file of the capture; ``path`` is relative to the manifest."""
+
+    path: str
+    holds: Literal["routes"]
+    sha256: str
+    bytes: int
+
+
+class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """``origin`` says whether a router or a generator chose the routes; ``made_by`` is the command that did."""
+
+    form: Literal["b70-capture/1"]
+    name: str
+    origin: Literal["recorded", "generated"]
+    made_by: str
+    geometry: Geometry
+    modes: dict[str, str]
+    files: list[FileEntry]
+    generator: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class Capture:
+    """An opened capture: its name in case ids, its route file, and its manifest where it has one."""
+
+    name: str
+    routes: Path
+    sha256: str
+    manifest: Manifest | None
+
+
+def file_sha256(path: Path) -> str:
+    """sha256 of a file, as hex."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def read_manifest(path: Path) -> Manifest:
+    """Read and check one manifest; its files are not touched."""
+    try:
+        manifest = msgspec.json.decode(path.read_bytes(), type=Manifest)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InputError(str(path), "manifest", "form b70-capture/1", str(error)) from None
+    if "/" in manifest.name or not manifest.name:
+        raise InputError(str(path), "name", "a name without a slash", repr(manifest.name))
+    return manifest
+
+
+def check_files(folder: Path, manifest: Manifest) -> None:
+    """Every file there, of the size and sha256 that the manifest states, and none outside the folder."""
+    for entry in manifest.files:
+        path = folder / entry.path
+        if not path.resolve().is_relative_to(folder.resolve()):
+            raise InputError(str(folder / MANIFEST), f"files[{entry.path}]", "a path inside the folder", entry.path)
+        if not path.is_file():
+            raise InputError(str(folder / MANIFEST), f"files[{entry.path}]", "a file", "no such file")
+        if path.stat().st_size != entry.bytes:
+            raise InputError(str(path), "bytes", str(entry.bytes), str(path.stat().st_size))
+        if (got := file_sha256(path)) != entry.sha256:
+            raise InputError(str(path), "sha256", entry.sha256, got)
+
+
+def open_capture(path: Path) -> Capture:
+    """Open a capture folder, or one route file (a manifest beside it that names it is used).
+
+    Raises InputError for a missing path, a folder without a manifest, or a file that its manifest does not describe.
+    """
+    if not path.exists():
+        raise InputError(str(path), "path", "a capture", "no such file or folder")
+    folder = path if path.is_dir() else path.parent
+    if path.is_dir() and not (path / MANIFEST).is_file():
+        raise InputError(str(path), "path", f"a route file, or a folder with {MANIFEST}", "a directory without one")
+    if (folder / MANIFEST).is_file():
+        manifest = read_manifest(folder / MANIFEST)
+        routes = [e for e in manifest.files if e.holds == "routes" and path in (folder, folder / e.path)]
+        if routes:
+            check_files(folder, manifest)
+            return Capture(manifest.name, folder / routes[0].path, routes[0].sha256, manifest)
+        if path.is_dir():
+            raise InputError(str(folder / MANIFEST), "files", "a file that holds routes", "none")
+    if not path.is_file():
+        raise InputError(str(path), "path", "a regular file", "something else")
+    sha256 = file_sha256(path)
+    return Capture(sha256[:8], path, sha256, None)

@@ -1,0 +1,390 @@
+"""Read route JSONL, the lab's form or our form v1, as a stream of checked batches.
+
+The file is read in blocks of whole lines and memory stays flat whatever its size. Decoding is msgspec's; the checks
+between fields are made on numpy arrays, a batch at a time, and only a batch that fails one is walked line by line to
+say where. Nothing here selects or interprets rows.
+"""
+
+import io
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from replay.captures.explain import explain
+from replay.errors import InputError
+
+BLOCK_BYTES = 1 << 20
+MAX_LINE_BYTES = 64 << 20  # a 2048-token prefill call with 1024 counts is under 1 MiB; beyond this it is no route file
+
+
+class LabRecord(msgspec.Struct, frozen=True):
+    """One line of the lab's form. ``counts`` stays raw: it is two thirds of the bytes, and is checked in bulk."""
+
+    layer: str
+    stage: str
+    shape: tuple[int, int]
+    num_tokens: int
+    top_k: int
+    num_experts: int
+    assignments: int
+    nonzero_experts: int
+    max_rows_per_expert: int
+    counts: msgspec.Raw
+    topk_ids: list[list[int]] | None = None
+    ts: float | None = None
+    pid: int | None = None
+    call: int | None = None
+    rank: str | int | None = None
+    local_rank: str | int | None = None
+
+
+class V1Record(msgspec.Struct, frozen=True):
+    """One line of form v1: what the lab's form has that cannot be derived, and what a replay wants besides."""
+
+    v: int
+    layer: str
+    stage: str
+    step: int
+    phase: str
+    num_tokens: int
+    top_k: int
+    num_experts: int
+    topk_ids: list[list[int]]
+    topk_weights: list[list[float]] | None = None
+    requests: list[str] | None = None
+    padding: list[bool] | None = None
+    rank: str | int | None = None
+    ts: float | None = None
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Consecutive checked records of one shape. ``lines`` are their raw bytes, unknown fields and all.
+
+    ``topk_ids`` int64 [records, tokens, k], or None where ids were not captured; ``topk_weights`` float64 of the same
+    shape, or None; ``first_line`` counts from 1.
+    """
+
+    first_line: int
+    lines: list[bytes]
+    layers: list[str]
+    stages: list[str]
+    ranks: list[str]
+    num_tokens: int
+    top_k: int
+    num_experts: int
+    topk_ids: NDArray[np.int64] | None
+    topk_weights: NDArray[np.float64] | None
+    form: str
+
+
+def read_batches(path: Path) -> Iterator[Batch]:
+    """Yield the file's records as checked batches, in file order.
+
+    Raises InputError naming file, line and field at the first record that breaks the form. An empty file is an error.
+    """
+    if path.is_dir():
+        raise InputError(str(path), "path", "a route JSONL file, or a capture folder with a manifest", "a directory")
+    try:
+        with path.open("rb") as raw:
+            yield from _read_open(path, _decompressed(raw, path))
+    except FileNotFoundError:
+        raise InputError(str(path), "path", "a readable file", "no such file") from None
+    except PermissionError:
+        raise InputError(str(path), "path", "a readable file", "permission denied") from None
+
+
+def _decompressed(raw: io.BufferedReader, path: Path) -> Any:
+    if path.suffix != ".zst":
+        return raw
+    import zstandard
+
+    return zstandard.ZstdDecompressor().stream_reader(raw, read_across_frames=True)
+
+
+def _read_open(path: Path, stream: Any) -> Iterator[Batch]:
+    reader: _Form | None = None
+    line_no = 1
+    for block in _whole_lines(path, stream):
+        if reader is None:
+            reader = _form_of(path, block)
+        lines = block.split(b"\n")
+        if not lines[-1]:
+            lines.pop()
+        yield from reader.batches(lines, line_no)
+        line_no += len(lines)
+    if reader is None:
+        raise InputError(str(path), "file", "at least one record", "an empty file")
+
+
+def _whole_lines(path: Path, stream: Any) -> Iterator[bytes]:
+    """Blocks that end at a line's end; only the file's last line may lack its newline."""
+    import zstandard
+
+    rest = b""
+    while True:
+        try:
+            block = stream.read(BLOCK_BYTES)
+        except zstandard.ZstdError as error:
+            raise InputError(str(path), "file", "a whole zstd stream", str(error)) from None
+        if not block:
+            break
+        cut = block.rfind(b"\n") + 1
+        if cut == 0:
+            rest += block
+            if len(rest) > MAX_LINE_BYTES:
+                raise InputError(str(path), "line", f"at most {MAX_LINE_BYTES} bytes", "a longer one")
+            continue
+        yield rest + block[:cut]
+        rest = block[cut:]
+    if rest:
+        yield rest
+
+
+def _form_of(path: Path, block: bytes) -> "_Form":
+    """The first line decides; a file that mixes forms fails at the line that differs."""
+    first = block.split(b"\n", 1)[0]
+    try:
+        head = msgspec.json.decode(first)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}:1", "line", "a JSON object", _short(str(error))) from None
+    if isinstance(head, dict) and "v" in head:
+        if head["v"] != 1:
+            raise InputError(f"{path}:1", "v", "1", repr(head["v"]))
+        return _Form(path, "v1", V1Record, _check_v1)
+    return _Form(path, "lab", LabRecord, _check_lab)
+
+
+class _Form:
+    """Decodes lines of one form and checks them in bulk."""
+
+    def __init__(self, path: Path, name: str, record: type[Any], check: Callable[..., str | None]) -> None:
+        self.path, self.name, self.record, self.check = path, name, record, check
+        self.decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(record)
+
+    def batches(self, lines: list[bytes], first_line: int) -> Iterator[Batch]:
+        """Checked batches of a block's lines; runs of equal shape become one batch."""
+        records = self._decode(lines, first_line)
+        start = 0
+        while start < len(records):
+            key = _shape_key(records[start])
+            stop = start + 1
+            while stop < len(records) and _shape_key(records[stop]) == key:
+                stop += 1
+            yield self._batch(records[start:stop], lines[start:stop], first_line + start)
+            start = stop
+
+    def _decode(self, lines: list[bytes], first_line: int) -> list[Any]:
+        try:
+            # An array of the lines decodes in one call; decode_lines would skip blank lines and lose the count.
+            records: list[Any] = _array_decoder(self.record).decode(b"[" + b",".join(lines) + b"]")
+            if len(records) == len(lines):
+                return records
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            pass
+        for number, line in enumerate(lines, first_line):
+            try:
+                self.decoder.decode(line)
+            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                raise explain(f"{self.path}:{number}", line, self.record, error) from None
+        raise InputError(f"{self.path}:{first_line}", "line", "one JSON object a line", "records that span lines")
+
+    def _batch(self, records: list[Any], lines: list[bytes], first_line: int) -> Batch:
+        head = records[0]
+        tokens, k, experts = head.num_tokens, head.top_k, head.num_experts
+        has_ids = head.topk_ids is not None
+        try:
+            if k < 1 or tokens < 1 or experts < 1:
+                raise _Suspect
+            ids = _dense([r.topk_ids for r in records], tokens, k, np.int64) if has_ids else None
+            weights = None
+            if getattr(head, "topk_weights", None) is not None:
+                weights = _dense([r.topk_weights for r in records], tokens, k, np.float64)
+            if not _bulk_ok(records, ids, weights, experts, self.name):
+                raise _Suspect
+        except _Suspect:
+            for number, record in enumerate(records, first_line):
+                if told := self.check(record):
+                    raise InputError(f"{self.path}:{number}", *told) from None  # type: ignore[arg-type]  # a 3-tuple
+            raise
+        return Batch(
+            first_line, lines, [r.layer for r in records], [r.stage for r in records],
+            [str(_rank(r)) for r in records], tokens, k, experts, ids, weights, self.name,
+        )  # fmt: skip
+
+
+class _Suspect(Exception):
+    """A bulk check failed: walk the records one by one."""
+
+
+_decoders: dict[type[Any], Any] = {}
+
+
+def _array_decoder(record: type[Any]) -> Any:
+    if record not in _decoders:
+        _decoders[record] = msgspec.json.Decoder(list[record])
+    return _decoders[record]
+
+
+def _shape_key(r: Any) -> tuple[Any, ...]:
+    return (r.num_tokens, r.top_k, r.num_experts, r.topk_ids is None, getattr(r, "topk_weights", None) is None)
+
+
+def _rank(record: Any) -> str | int:
+    """The lab's launcher left ``rank`` empty and filled ``local_rank``."""
+    for value in (record.rank, getattr(record, "local_rank", None)):
+        if value not in (None, ""):
+            return value  # type: ignore[no-any-return]  # decoded as str | int
+    return ""
+
+
+def _dense(nested: list[list[list[Any]]], tokens: int, k: int, dtype: type[Any]) -> NDArray[Any]:
+    rows = list(chain.from_iterable(nested))
+    if len(rows) != len(nested) * tokens or set(map(len, rows)) != {k} or set(map(len, nested)) != {tokens}:
+        raise _Suspect
+    flat = np.fromiter(chain.from_iterable(rows), dtype, len(rows) * k)
+    return flat.reshape(len(nested), tokens, k)
+
+
+def _bulk_ok(records: list[Any], ids: Any, weights: Any, experts: int, form: str) -> bool:
+    if weights is not None and not np.isfinite(weights).all():
+        return False
+    if ids is not None:
+        if ids.min() < -1 or ids.max() >= experts:
+            return False
+        ordered = np.sort(ids, axis=-1)
+        if ((ordered[..., 1:] == ordered[..., :-1]) & (ordered[..., 1:] >= 0)).any():
+            return False
+    if form == "v1":
+        return all(
+            (r.padding is None or len(r.padding) == r.num_tokens)
+            and (r.requests is None or len(r.requests) == r.num_tokens)
+            for r in records
+        )
+    return _lab_counts_ok(records, ids, experts)
+
+
+def _lab_counts_ok(records: list[Any], ids: Any, experts: int) -> bool:
+    """counts, assignments, nonzero_experts and max_rows_per_expert against one another and against the ids."""
+    counts = _counts(records, experts)
+    told = np.array(
+        [(r.shape[0], r.shape[1], r.assignments, r.nonzero_experts, r.max_rows_per_expert) for r in records], np.int64
+    )
+    head = records[0]
+    if (told[:, 0] != head.num_tokens).any() or (told[:, 1] != head.top_k).any() or counts.min() < 0:
+        return False
+    if (counts.sum(1) != told[:, 2]).any() or (counts.max(1) != told[:, 4]).any():
+        return False
+    if (np.count_nonzero(counts, axis=1) != told[:, 3]).any():
+        return False
+    if ids is None:
+        return bool((told[:, 2] <= head.num_tokens * head.top_k).all())
+    n = len(records)
+    row = np.repeat(np.arange(n), ids[0].size)
+    flat = ids.reshape(-1)
+    keep = flat >= 0
+    want = np.bincount(row[keep] * experts + flat[keep], minlength=n * experts).reshape(n, experts)
+    return bool((want == counts).all())
+
+
+def _counts(records: list[Any], experts: int) -> NDArray[Any]:
+    """Counts as [records, experts]. One-digit counts, the rule in decode, are read straight from the bytes."""
+    raws = [bytes(r.counts) for r in records]
+    width = 2 * experts + 1
+    if set(map(len, raws)) == {width}:
+        text = np.frombuffer(b"".join(raws), np.uint8).reshape(len(raws), width)
+        digits = text[:, 1::2] - np.uint8(ord("0"))  # wraps past 9 for anything that is no digit
+        if (digits <= 9).all() and (text[:, 2:-1:2] == ord(",")).all():
+            return digits.astype(np.int64)
+    try:
+        rows = msgspec.json.decode(b"[" + b",".join(raws) + b"]", type=list[list[int]])
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        raise _Suspect from None
+    if set(map(len, rows)) != {experts}:
+        raise _Suspect
+    return np.array(rows, np.int64)
+
+
+# ---------------------------------------------------------------- one record at a time, to say what is wrong
+
+Told = tuple[str, str, str] | None
+
+
+def _check_common(r: Any) -> Told:
+    for name in ("num_tokens", "top_k", "num_experts"):
+        if getattr(r, name) < 1:
+            return name, "a positive number", str(getattr(r, name))
+    for name in ("topk_ids", "topk_weights"):
+        rows = getattr(r, name, None)
+        if rows is None:
+            continue
+        if len(rows) != r.num_tokens:
+            return name, f"{r.num_tokens} rows, as num_tokens says", str(len(rows))
+        for t, row in enumerate(rows):
+            if len(row) != r.top_k:
+                return f"{name}[{t}]", f"{r.top_k} values, as top_k says", str(len(row))
+    for t, row in enumerate(r.topk_ids or ()):
+        seen: set[int] = set()
+        for j, expert in enumerate(row):
+            if not -1 <= expert < r.num_experts:
+                return f"topk_ids[{t}][{j}]", f"0 ≤ id < {r.num_experts}, or -1", str(expert)
+            if expert >= 0 and expert in seen:
+                return f"topk_ids[{t}][{j}]", "an id not used before in this token", str(expert)
+            seen.add(expert)
+    for t, weight_row in enumerate(getattr(r, "topk_weights", None) or ()):
+        for j, weight in enumerate(weight_row):
+            if not np.isfinite(weight):
+                return f"topk_weights[{t}][{j}]", "a finite number", str(weight)
+    return None
+
+
+def _check_v1(r: V1Record) -> Told:
+    if told := _check_common(r):
+        return told
+    for name in ("padding", "requests"):
+        value = getattr(r, name)
+        if value is not None and len(value) != r.num_tokens:
+            return name, f"{r.num_tokens} values, as num_tokens says", str(len(value))
+    return None
+
+
+def _check_lab(r: LabRecord) -> Told:
+    if tuple(r.shape) != (r.num_tokens, r.top_k):
+        return "shape", f"[{r.num_tokens}, {r.top_k}], as num_tokens and top_k say", str(list(r.shape))
+    if told := _check_common(r):
+        return told
+    try:
+        counts = msgspec.json.decode(r.counts, type=list[int])
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        return "counts", "a list of integers", _short(str(error))
+    if len(counts) != r.num_experts:
+        return "counts", f"{r.num_experts} values, as num_experts says", str(len(counts))
+    for e, count in enumerate(counts):
+        if count < 0:
+            return f"counts[{e}]", "0 or more", str(count)
+    if r.topk_ids is not None:
+        want = np.bincount([e for row in r.topk_ids for e in row if e >= 0], minlength=r.num_experts).tolist()
+        for e, (w, c) in enumerate(zip(want, counts, strict=True)):
+            if w != c:
+                return f"counts[{e}]", f"{w}, as topk_ids say", str(c)
+    derived = {
+        "assignments": sum(counts),
+        "nonzero_experts": sum(c > 0 for c in counts),
+        "max_rows_per_expert": max(counts),
+    }
+    for name, value in derived.items():
+        if getattr(r, name) != value:
+            return name, f"{value}, as counts say", str(getattr(r, name))
+    if r.assignments > r.num_tokens * r.top_k:
+        return "assignments", f"at most num_tokens·top_k = {r.num_tokens * r.top_k}", str(r.assignments)
+    return None
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 120 else text[:117] + "…"

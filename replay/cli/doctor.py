@@ -1,0 +1,33 @@
+"""``b70-replay doctor``: what this machine has, and which kernels can run here."""
+
+import platform
+
+import click
+
+
+@click.command("doctor")
+@click.option("--device", default="cpu", show_default=True, help="cpu, xpu[:N] or cuda[:N].")
+def command(device: str) -> None:
+    """Versions, the device, the SYCL runtime, and what every kernel lacks."""
+    from replay.devices import Device
+    from replay.identity import PACKAGES, package_version
+    from replay.kernels.registry import missing, registered
+    from replay.kernels.sycl import NEEDS
+
+    found = Device(device)
+    click.echo(f"device      {device}: {found.description()}, last-level cache {found.llc_bytes() >> 20} MiB")
+    click.echo(f"python      {platform.python_version()}, {platform.platform()}")
+    for package in PACKAGES:
+        click.echo(f"{package:<16}{package_version(package)}")
+    lacks = [why for need in NEEDS if (why := missing(need))]
+    if lacks:
+        click.echo(f"sycl        unavailable: {'; '.join(lacks)}")
+    elif found.kind != "cuda":
+        from replay.kernels.sycl.runtime import queue
+
+        click.echo(f"sycl        {queue(found.kind).device_name}")
+    for kernel in registered().values():
+        why = next((w for need in kernel.needs if (w := missing(need))), None)
+        if found.kind not in kernel.devices:
+            why = f"runs on {', '.join(kernel.devices)}"
+        click.echo(f"{kernel.id:<40} {'unavailable: ' + why if why else 'available'}")

@@ -1,0 +1,158 @@
+"""``b70-replay run``: replay a capture through kernels, print the table, keep the run folder."""
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from replay.errors import InputError
+from replay.model import Exact, NotRun
+
+
+def _modes(pairs: tuple[str, ...]) -> dict[str, str]:
+    chosen = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals or not name or not value:
+            raise InputError("--mode", "value", "name=value", repr(pair))
+        chosen[name] = value
+    return chosen
+
+
+def _windows(text: str) -> tuple[int, ...]:
+    if not re.fullmatch(r"[1-9]\d*(,[1-9]\d*)*", text):
+        raise InputError("--route-window-size", "value", "W[,W…], each 1 or more", repr(text))
+    return tuple(map(int, text.split(",")))
+
+
+@click.command("run")
+@click.option("--route-jsonl", "--capture", "capture", metavar="PATH", help="Route JSONL file, or a capture folder.")
+@click.option("--route-layer-regex", help="Keep records whose layer name matches.")
+@click.option("--route-stage-regex", help="Keep records of the router stages that match.")
+@click.option("--route-start-indices", help="First token rows: ints and start:stop[:step], e.g. 0:64:4. [16 a layer]")
+@click.option("--route-window-size", default="1", show_default=True, help="W[,W…] consecutive token rows a case.")
+@click.option("--route-min-num-tokens", type=click.IntRange(1), help="Keep records of at least this many tokens.")
+@click.option("--route-max-num-tokens", type=click.IntRange(1), help="Keep records of at most this many tokens.")
+@click.option("--max-cases", type=click.IntRange(1), help="At most this many cases a layer and window.")
+@click.option("--stage", "stages", multiple=True, help="Stages by name or glob. [moe.*]")
+@click.option("--kernel", "kernels", multiple=True, help="Kernels by id or glob. [all]")
+@click.option("--case", "case_ids", multiple=True, help="Replay exactly this case.")
+@click.option("--load", multiple=True, metavar="FILE.py", help="Register the KERNELS of a Python file.")
+@click.option("--baseline", help="Kernel to compare with. [the stage's first]")
+@click.option("--device", default="cpu", show_default=True, help="cpu, xpu[:N] or cuda[:N].")
+@click.option("--model", help="Geometry preset, where the capture has no manifest. [qwen36]")
+@click.option("--tp", type=int, help="Tensor-parallel size of the geometry. [4]")
+@click.option("--mode", "modes", multiple=True, metavar="NAME=VALUE", help="A named mode, e.g. quant=recip_half_even.")
+@click.option("--cache", type=click.Choice(["warm", "cold-weights", "cold-all"]), default="cold-weights", show_default=True)
+@click.option("--blocks", type=click.IntRange(5), default=30, show_default=True, help="Timed blocks a case and process.")
+@click.option("--margin", type=click.FloatRange(0, 50), default=1.0, show_default=True, help="Percent within which times are the same.")
+@click.option("--repeats", type=click.IntRange(2), default=4, show_default=True, help="Calls judged a case.")
+@click.option("--quick", is_flag=True, help="One process; so far every run is one.")
+@click.option("--seed", type=click.IntRange(0), default=7, show_default=True, help="Seed of everything drawn.")
+@click.option("--require", help="exact, faster, or floor:X; exit 3 or 4 where it is not met.")
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="Run folder. [runs/TIME-ID]")
+@click.option("--resume", type=click.Path(path_type=Path), help="Go on with an interrupted run.")
+@click.option("--list", "list_", is_flag=True, help="List stages, modes, presets and kernels, and stop.")
+def command(list_: bool, resume: Path | None, **options: Any) -> int:
+    """Judge and time kernels on the cases of a capture.
+
+    Exit codes: 0 all well, 1 a kernel was wrong or crashed, 2 bad input, 3 or 4 `--require` not met, 5 a kernel named
+    exactly is unavailable.
+    """
+    if list_:
+        _list(options["load"])
+        return 0
+    from replay.session import workers
+
+    workers.warm_start()
+    return _go_on(resume) if resume else _begin(options)
+
+
+def _list(load: tuple[str, ...]) -> None:
+    from replay.kernels.registry import registered
+    from replay.model import PRESETS
+    from replay.stages import STAGES
+
+    click.echo(f"presets: {', '.join(PRESETS)}")
+    kernels = registered(load).values()
+    for stage in STAGES.values():
+        modes = "; ".join(f"{n}={'|'.join(v)}" for n, v in stage.modes.items())
+        click.echo(f"{stage.name}  {modes}".rstrip())
+        for kernel in kernels:
+            if kernel.stage == stage.name:
+                click.echo(f"    {kernel.id:<32} {kernel.summary}")
+
+
+def _begin(options: dict[str, Any]) -> int:
+    from replay.session.folder import begin
+    from replay.session.plan import Asked, make_plan
+
+    asked = Asked(
+        **{k: options[k] for k in ("capture", "route_layer_regex", "route_stage_regex", "route_start_indices")},
+        **{k: options[k] for k in ("route_min_num_tokens", "route_max_num_tokens", "max_cases", "stages", "kernels")},
+        **{k: options[k] for k in ("case_ids", "load", "baseline", "device", "model", "tp", "cache", "blocks", "repeats")},
+        route_windows=_windows(options["route_window_size"]), modes=_modes(options["modes"]),
+        margin=options["margin"] / 100, seed=options["seed"], require=_require(options["require"]),
+    )  # fmt: skip
+    plan = make_plan(asked)
+    folder, records, journal = begin(plan, options["output"], sys.argv[1:], asked.load)
+    return _run(folder, records, journal)
+
+
+def _go_on(folder: Path) -> int:
+    from replay.session.folder import go_on
+
+    records, journal = go_on(folder)
+    return _run(folder, records, journal)
+
+
+def _require(text: str | None) -> str | None:
+    if text is not None and not re.fullmatch(r"exact|faster|floor:\d+(\.\d+)?", text):
+        raise InputError("--require", "value", "exact, faster or floor:X", repr(text))
+    return text
+
+
+def _run(folder: Path, records: Any, journal: Any) -> int:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from replay.results import table
+    from replay.results.write import write
+    from replay.session.run import Session
+
+    plan = records[0].plan
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with journal, Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("begin", total=None)
+
+        def progress(what: str, done: int, total: int) -> None:
+            bar.update(task, description=what, completed=done, total=total)
+
+        try:
+            Session(plan, journal, records, progress).run()
+        finally:
+            result = write(folder, str(folder))
+    click.echo(table.text(result, str(folder)))
+    return exit_code(plan, result)
+
+
+def exit_code(plan: Any, result: Any) -> int:
+    """The code of docs/statuses.md; when several hold, 5 before 1 before 3 before 4."""
+    named = set(plan.named)
+    if any(isinstance(r.outcome, NotRun) and r.outcome.status == "UNAVAILABLE" and r.kernel in named for r in result.rows):
+        return 5
+    red = [r for r in result.rows if not isinstance(r.outcome, Exact)]
+    if any(not isinstance(r.outcome, NotRun) or r.outcome.status != "UNAVAILABLE" for r in red):
+        return 1
+    if plan.require in (None, "exact"):
+        return 0 if result.rows and any(isinstance(r.outcome, Exact) for r in result.rows) else 3
+    lines = [g for g in result.groups if g.verdict not in (None, "BASELINE")]
+    if not lines or any(g.verdict in ("INVALID", "INCONCLUSIVE") for g in lines):
+        return 3
+    if plan.require == "faster":
+        return 0 if all(g.verdict == "FASTER" for g in lines) else 4
+    limit = float(plan.require.partition(":")[2])
+    return 0 if all(g.times_floor is not None and g.times_floor <= limit for g in lines) else 4

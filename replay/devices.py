@@ -1,0 +1,87 @@
+"""The one module that knows cpu, xpu and cuda apart.
+
+A device is named ``cpu``, ``xpu``, ``cuda``, or with an index ``xpu:1``. SYCL kernels run on ``cpu`` through the SYCL
+CPU device and on ``xpu`` on the stream torch uses, so one table can hold eager and SYCL arms side by side.
+"""
+
+import platform
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from replay.errors import EnvironmentRefused, InputError
+
+if TYPE_CHECKING:
+    import torch
+
+KINDS = ("cpu", "xpu", "cuda")
+
+
+def parse(name: str) -> str:
+    """Check a device name without touching the device; InputError otherwise."""
+    kind, colon, index = name.partition(":")
+    if kind not in KINDS or (colon and not index.isdigit()) or (kind == "cpu" and colon):
+        raise InputError("--device", "name", "cpu, xpu[:N] or cuda[:N]", repr(name))
+    return name
+
+
+class Device:
+    """Allocation, copies, waiting and facts of one device. Making one imports torch and checks that it is there."""
+
+    def __init__(self, name: str) -> None:
+        import torch
+
+        self.name = parse(name)
+        self.kind = name.partition(":")[0]
+        self.module: Any = torch.get_device_module(self.kind)
+        if self.kind != "cpu" and not self.module.is_available():
+            raise EnvironmentRefused(f"--device: {name}: torch {torch.__version__} sees no such device")
+
+    def empty_bytes(self, nbytes: int) -> "torch.Tensor":
+        """Uninitialised uint8 [nbytes] at a fresh address. On the CPU numpy asks for huge pages where it helps."""
+        import torch
+
+        if self.kind == "cpu":
+            return torch.from_numpy(np.empty(max(nbytes, 1), np.uint8))[:nbytes]
+        return torch.empty(nbytes, dtype=torch.uint8, device=self.name)
+
+    def synchronize(self) -> None:
+        """Wait for all work on the device, on whatever stream."""
+        if self.kind != "cpu":
+            self.module.synchronize()
+
+    def llc_bytes(self) -> int:
+        """Size of the last-level cache; 32 MiB where it cannot be read."""
+        if self.kind == "cpu":
+            return _cpu_llc_bytes()
+        properties = self.module.get_device_properties(self.name)
+        return int(getattr(properties, "L2_cache_size", 0) or getattr(properties, "last_level_cache_size", 0) or 32 << 20)
+
+    def description(self) -> str:
+        """Model name, as the identity records it."""
+        if self.kind == "cpu":
+            return cpu_model()
+        return str(self.module.get_device_name(self.name))
+
+
+def cpu_model() -> str:
+    """The CPU's model name and core count."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        model = next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        model = platform.processor() or "unknown"
+    import os
+
+    return f"{model}, {len(os.sched_getaffinity(0))} cores"
+
+
+def _cpu_llc_bytes() -> int:
+    sizes = [32 << 20]
+    for index in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
+        text = index.read_text().strip()
+        sizes.append(int(text.rstrip("KM")) << {"K": 10, "M": 20}.get(text[-1], 0))
+    return max(sizes[1:] or sizes)
+
+

@@ -1,0 +1,128 @@
+"""Compare a kernel's outputs with the oracle's, to the bit, row by row.
+
+A NaN equals a NaN of whatever payload and nothing else. Rows are judged one by one and the worst is named: a rule over
+the whole tensor can pass with rows of zeros in it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from replay.model import Spec
+
+Arrays = Mapping[str, NDArray[Any]]
+
+_NAN_ABOVE = {"bf16": 0x7F80, "f32": 0x7F800000}
+
+
+@dataclass(frozen=True)
+class Got:
+    """One call's outputs, and the byte that every output held before it."""
+
+    outputs: dict[str, NDArray[Any]]
+    poison: int
+
+
+@dataclass(frozen=True)
+class Mismatch:
+    """The worst row of the first output that differs. ``ulp`` is a distance in units of the integer for int dtypes."""
+
+    output: str
+    row: int
+    column: int
+    flips: int
+    ulp: int
+    wrong_rows: int
+    rows: int
+    want: str
+    got: str
+    past_end: bool = False
+
+    def text(self, label: str) -> str:
+        """``row 5 (token 0, slot 5, expert 161) of gate_up: 3 flips, 1 ulp …``."""
+        if self.past_end:
+            return (
+                f"row {self.row} of {self.output} is past the valid rows and must stay untouched, "
+                f"got {self.got} at column {self.column}"
+            )
+        return (
+            f"row {self.row} ({label}) of {self.output}: {self.flips} flips, {self.ulp} ulp, worst at column {self.column} "
+            f"(want {self.want}, got {self.got}); {self.wrong_rows} of {self.rows} rows wrong"
+        )
+
+
+def _bits(array: NDArray[Any], dtype: str) -> NDArray[Any]:
+    """Integers that are equal exactly when the values are: NaNs folded into one."""
+    flat = np.ascontiguousarray(array)
+    if dtype == "f32":
+        flat = flat.view(np.uint32)
+    if dtype in _NAN_ABOVE:
+        magnitude = flat & flat.dtype.type((1 << (8 * flat.dtype.itemsize - 1)) - 1)
+        return np.where(magnitude > _NAN_ABOVE[dtype], flat.dtype.type(_NAN_ABOVE[dtype] + 1), flat)
+    return flat
+
+
+def _ordered(bits: NDArray[Any], dtype: str) -> NDArray[np.int64]:
+    """Integers in the order of the values, so that a difference counts representable steps."""
+    wide = bits.astype(np.int64)
+    if dtype not in _NAN_ABOVE:
+        return wide
+    sign = np.int64(1) << (8 * bits.dtype.itemsize - 1)
+    return np.where(wide & sign, -(wide & (sign - 1)), wide)
+
+
+def compare(specs: tuple[Spec, ...], want: Arrays, got: Got) -> Mismatch | None:
+    """The worst row of the first output that is not the oracle's, or None.
+
+    An oracle output with fewer rows than its spec defines only those; the rest must still hold the poison.
+    """
+    for spec in specs:
+        if spec.role in ("out", "inout") and (found := _compare_one(spec, want[spec.name], got)):
+            return found
+    return None
+
+
+def _compare_one(spec: Spec, want: NDArray[Any], got: Got) -> Mismatch | None:
+    array = got.outputs[spec.name]
+    valid = len(want)
+    a, b = _bits(want, spec.dtype), _bits(array[:valid], spec.dtype)
+    wrong = (a != b).reshape(valid, -1)
+    if wrong.any():
+        distance = np.abs(_ordered(a, spec.dtype) - _ordered(b, spec.dtype)).reshape(valid, -1)
+        flips = wrong.sum(1)
+        row = int(np.lexsort((-flips, -distance.max(1)))[0])
+        column = int(distance[row].argmax()) if distance[row].any() else int(wrong[row].argmax())
+        return Mismatch(
+            spec.name, row, column, int(flips[row]), int(distance[row, column]), int(np.count_nonzero(flips)), valid,
+            _show(want.reshape(valid, -1)[row, column], spec.dtype),
+            _show(array[:valid].reshape(valid, -1)[row, column], spec.dtype),
+        )  # fmt: skip
+    tail = np.ascontiguousarray(array[valid:])
+    touched = (tail.view(np.uint8) != got.poison).reshape(len(tail), -1) if tail.size else np.empty((0, 1), bool)
+    if touched.any():
+        row = int(touched.any(1).argmax())
+        column = int(touched[row].argmax()) // tail.dtype.itemsize
+        shown = _show(tail.reshape(len(tail), -1)[row, column], spec.dtype)
+        return Mismatch(spec.name, valid + row, column, 0, 0, int(touched.any(1).sum()), len(array), "", shown, True)
+    return None
+
+
+def _show(value: Any, dtype: str) -> str:
+    if dtype == "bf16":
+        return f"{np.array(int(value) << 16, np.uint32).view(np.float32):.6g}"
+    return f"{value:.9g}" if dtype == "f32" else str(value)
+
+
+def same_bits(specs: tuple[Spec, ...], first: Arrays, second: Arrays) -> tuple[str, list[int]] | None:
+    """(output, rows) where two calls differ, or None; for outputs already in canonical form."""
+    for spec in specs:
+        if spec.role not in ("out", "inout"):
+            continue
+        a, b = _bits(first[spec.name], spec.dtype), _bits(second[spec.name], spec.dtype)
+        rows = (a != b).reshape(len(a), -1).any(1)
+        if rows.any():
+            return spec.name, np.flatnonzero(rows).tolist()
+    return None

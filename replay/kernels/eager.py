@@ -1,0 +1,299 @@
+"""Provider ``eager``: every MoE stage in plain torch operations, exact in every mode.
+
+The reference that a kernel is compared with when nothing better is at hand; right before it is fast. It follows the
+contract with torch's own operations: exp in f64, rounding half away in f64, matrix products whose sums are exact.
+"""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from replay.model import Kernel, Problem
+
+if TYPE_CHECKING:
+    import torch
+
+    from replay.kernels.registry import Run
+
+    T = torch.Tensor
+    Tensors = Mapping[str, T]
+
+EPS = 1e-10
+_DEVICES = ("cpu", "xpu", "cuda")
+
+
+def _kernel(stage: str, function: str) -> Kernel:
+    return Kernel(
+        id=f"eager:{stage}",
+        prepare=f"replay.kernels.eager:{function}",
+        devices=_DEVICES,
+        needs=("python:torch",),
+        summary="plain torch operations",
+    )
+
+
+KERNELS = (
+    _kernel("moe.quantize", "prepare_quantize"),
+    _kernel("moe.route", "prepare_route"),
+    _kernel("moe.remap", "prepare_remap"),
+    _kernel("moe.gemm1", "prepare_gemm1"),
+    _kernel("moe.act_quant", "prepare_act_quant"),
+    _kernel("moe.gemm2", "prepare_gemm2"),
+    _kernel("moe.combine", "prepare_combine"),
+    _kernel("moe.middle", "prepare_middle"),
+    _kernel("moe.layer", "prepare_layer"),
+)
+
+
+# ---------------------------------------------------------------- operations
+
+
+def quantize(x: "T", mode: str) -> tuple["T", "T"]:
+    """f32 [R, H] → (q int8 [R, H], scale f32 [R] or [R, H/G])."""
+    import torch
+
+    name, _, group = mode.partition(":")
+    if name == "group_trunc":
+        rows, width = x.shape
+        q, scale = _quantize_rows(x.reshape(-1, int(group)), name)
+        return q.reshape(rows, width), scale.reshape(rows, width // int(group))
+    return _quantize_rows(x.to(torch.float32), name)
+
+
+def _quantize_rows(x: "T", mode: str) -> tuple["T", "T"]:
+    import torch
+
+    absmax = x.abs().amax(dim=1)
+    m = absmax if mode == "rmsnorm_int8" else absmax.clamp_min(EPS)
+    # Divide by tensors: torch turns scalar / tensor, and on CUDA tensor / scalar, into a product with a reciprocal.
+    limit, one = torch.full_like(m, 127), torch.ones_like(m)
+    scale = m / limit
+    if mode == "rmsnorm_int8":
+        scale = torch.where(m > 0, scale, one)
+    finite = torch.isfinite(absmax)
+    scale = torch.where(finite, scale, absmax)
+    s = scale[:, None]
+    low, high = (-128, 127) if mode in ("rmsnorm_int8", "group_trunc") else (-127, 127)
+    if mode == "recip_half_away":
+        codes = round_half_away(x * (limit / m)[:, None]).clamp(low, high)
+    elif mode == "recip_half_even":
+        codes = torch.round(x * (limit / m)[:, None]).clamp(low, high)
+    elif mode == "div_half_even":
+        codes = torch.round(x / s).clamp(low, high)
+    elif mode == "rmsnorm_int8":
+        codes = torch.round(x * (one / scale)[:, None]).clamp(low, high)
+    else:
+        codes = torch.trunc((x / s).clamp(low, high))
+    codes = torch.where(finite[:, None], codes, torch.zeros_like(codes)).nan_to_num(nan=0.0)
+    return codes.to(torch.int8), scale
+
+
+def round_half_away(x: "T") -> "T":
+    """C ``roundf``; the half is added in f64."""
+    import torch
+
+    wide = x.double()
+    return torch.copysign(torch.trunc(wide.abs() + 0.5), wide).float()
+
+
+def route(topk_ids: "T", experts: int) -> tuple["T", "T", "T"]:
+    """ids int32 [T, k] → (rows_per_expert int32 [E], offsets int64 [E+1], unpermuted_to_permuted int32 [T, k])."""
+    import torch
+
+    flat = topk_ids.reshape(-1).long()
+    padded = torch.where(flat >= 0, flat, experts)
+    counts = torch.bincount(padded, minlength=experts + 1)[:experts]
+    offsets = torch.zeros(experts + 1, dtype=torch.int64, device=topk_ids.device)
+    torch.cumsum(counts, 0, out=offsets[1:])
+    order = torch.argsort(padded, stable=True)
+    permuted = torch.empty_like(flat)
+    permuted[order] = torch.arange(flat.numel(), device=flat.device)
+    permuted = torch.where(flat >= 0, permuted, -1)
+    return counts.int(), offsets, permuted.int().reshape(topk_ids.shape)
+
+
+def remap(q: "T", scale: "T", permuted: "T", rows: "T", row_scales: "T") -> None:
+    """Write the rows and scales of [T, …] to their places in [R, …]; −1 writes nowhere."""
+    flat = permuted.reshape(-1).long()
+    keep = flat >= 0
+    token = keep.nonzero().reshape(-1) // permuted.shape[1]
+    to = flat[keep]
+    rows[to] = q[token]
+    row_scales[to] = scale[token]
+
+
+def grouped_gemm(a: "T", a_scale: "T", offsets: "T", w: "T", w_scale: "T", bias: "T | None", epilogue: str, out: "T") -> None:
+    """Rows of each expert against its weights s8 [K, N]; s32 sums are exact, so only the epilogue's order matters."""
+    import torch
+
+    bounds = offsets.tolist()
+    for e in [e for e in range(len(bounds) - 1) if bounds[e] < bounds[e + 1]]:
+        part = slice(bounds[e], bounds[e + 1])
+        if a.device.type == "cpu":
+            acc = (a[part].int() @ w[e].int()).float()
+        else:  # no int32 matmul there; sums below 2^53 are exact in f64
+            acc = (a[part].double() @ w[e].double()).float()
+        row, col = a_scale[part, None], w_scale[e][None, :]
+        y = acc * row * col if epilogue == "row_then_col" else acc * (row * col)
+        if bias is not None:
+            y = y + bias[e][None, :]
+        out[part] = y.to(torch.bfloat16)
+
+
+def act_quant(gate_up: "T", act: str, quant: str) -> tuple["T", "T"]:
+    """bf16 [R, 2I] → (q int8 [R, I], scale f32 [R])."""
+    import torch
+
+    gate, up = (half.float() for half in gate_up.chunk(2, dim=1))
+    silu = gate / (1 + torch.exp(-gate.double()).float())
+    if act == "silu_round_twice":
+        p = (silu.bfloat16().float() * up).bfloat16().float()
+    elif act == "silu_round_once":
+        p = (silu * up).bfloat16().float()
+    else:
+        p = silu * up
+    return quantize(p, quant)
+
+
+def combine(y: "T", permuted: "T", weights: "T", fma_mode: str, out: "T") -> None:
+    """The weighted sum over slots, in slot order, f32; −1 is skipped."""
+    import torch
+
+    total = torch.zeros(out.shape, dtype=torch.float32, device=out.device)
+    for j in range(permuted.shape[1]):
+        row = permuted[:, j].long()
+        value, weight = y[row.clamp_min(0)].float(), weights[:, j, None]
+        added = total + value * weight if fma_mode == "off" else fma(value, weight, total)
+        total = torch.where((row >= 0)[:, None], added, total)
+    out.copy_(total.bfloat16())
+
+
+def fma(a: "T", b: "T", c: "T") -> "T":
+    """a·b + c rounded once: the exact f64 product, the f64 sum rounded to odd, then to f32."""
+    import torch
+
+    product, addend = a.double() * b.double(), c.double()
+    total = product + addend
+    back = total - product
+    error = (product - (total - back)) + (addend - back)
+    nudge = torch.isfinite(error) & (error != 0) & ((total.view(torch.int64) & 1) == 0)
+    towards = torch.where(error > 0, torch.inf, -torch.inf).to(total.dtype)
+    return torch.where(nudge, torch.nextafter(total, towards), total).float()
+
+
+# ---------------------------------------------------------------- stages
+
+
+def prepare_quantize(problem: Problem, weights: "Tensors") -> "Run":
+    """moe.quantize."""
+    mode = problem.mode("quant")
+
+    def run(t: "Tensors") -> None:
+        q, scale = quantize(t["x"].float(), mode)
+        t["q"].copy_(q)
+        t["q_scale"].copy_(scale)
+
+    return run
+
+
+def prepare_route(problem: Problem, weights: "Tensors") -> "Run":
+    """moe.route."""
+
+    def run(t: "Tensors") -> None:
+        counts, offsets, permuted = route(t["topk_ids"], problem.geometry.experts)
+        t["rows_per_expert"].copy_(counts)
+        t["offsets"].copy_(offsets)
+        t["unpermuted_to_permuted"].copy_(permuted)
+
+    return run
+
+
+def prepare_remap(problem: Problem, weights: "Tensors") -> "Run":
+    """moe.remap."""
+
+    def run(t: "Tensors") -> None:
+        remap(t["q"], t["q_scale"], t["unpermuted_to_permuted"], t["a"], t["a_scale"])
+
+    return run
+
+
+def _prepare_gemm(problem: Problem, rows: str, weight: str, out: str) -> "Run":
+    epilogue = problem.mode("epilogue")
+
+    def run(t: "Tensors") -> None:
+        grouped_gemm(
+            t[rows], t[f"{rows}_scale"], t["offsets"], t[weight], t[f"{weight}_scale"], t.get(f"{weight}_bias"), epilogue, t[out]
+        )
+
+    return run
+
+
+def prepare_gemm1(problem: Problem, weights: "Tensors") -> "Run":
+    """moe.gemm1."""
+    return _prepare_gemm(problem, "a", "w13", "gate_up")
+
+
+def prepare_gemm2(problem: Problem, weights: "Tensors") -> "Run":
+    """moe.gemm2."""
+    return _prepare_gemm(problem, "h", "w2", "y")
+
+
+def prepare_act_quant(problem: Problem, weights: "Tensors") -> "Run":
+    """moe.act_quant."""
+    act, quant = problem.mode("act"), problem.mode("quant")
+
+    def run(t: "Tensors") -> None:
+        valid = int(t["offsets"][-1])
+        q, scale = act_quant(t["gate_up"][:valid], act, quant)
+        t["h"][:valid] = q
+        t["h_scale"][:valid] = scale
+
+    return run
+
+
+def prepare_combine(problem: Problem, weights: "Tensors") -> "Run":
+    """moe.combine."""
+    mode = problem.mode("combine_fma")
+
+    def run(t: "Tensors") -> None:
+        combine(t["y"], t["unpermuted_to_permuted"], t["topk_weights"], mode, t["out"])
+
+    return run
+
+
+def prepare_middle(problem: Problem, weights: "Tensors") -> "Run":
+    """moe.middle."""
+    import torch
+
+    epilogue, act, quant = (problem.mode(m) for m in ("epilogue", "act", "quant"))
+    inter = problem.geometry.inter
+
+    def run(t: "Tensors") -> None:
+        gate_up = torch.empty(t["a"].shape[0], 2 * inter, dtype=torch.bfloat16, device=t["a"].device)
+        grouped_gemm(t["a"], t["a_scale"], t["offsets"], t["w13"], t["w13_scale"], None, epilogue, gate_up)
+        h, h_scale = act_quant(gate_up, act, quant)  # rows past the valid ones are garbage that no expert owns
+        grouped_gemm(h, h_scale, t["offsets"], t["w2"], t["w2_scale"], None, epilogue, t["y"])
+
+    return run
+
+
+def prepare_layer(problem: Problem, weights: "Tensors") -> "Run":
+    """moe.layer."""
+    import torch
+
+    middle = prepare_middle(problem, weights)
+    quant, mode = problem.mode("quant"), problem.mode("combine_fma")
+    g = problem.geometry
+    total = problem.rows * g.top_k
+
+    def run(t: "Tensors") -> None:
+        x = t["x"]
+        q, scale = quantize(x.float(), quant)
+        _, offsets, permuted = route(t["topk_ids"], g.experts)
+        a = torch.empty(total, g.hidden, dtype=torch.int8, device=x.device)
+        a_scale = torch.empty(total, dtype=torch.float32, device=x.device)
+        remap(q, scale, permuted, a, a_scale)
+        y = torch.empty(total, g.hidden, dtype=torch.bfloat16, device=x.device)
+        middle({**t, "a": a, "a_scale": a_scale, "offsets": offsets, "y": y})
+        combine(y, permuted, t["topk_weights"], mode, t["out"])
+
+    return run

@@ -1,0 +1,131 @@
+"""The kernels by id: our providers, installed entry points, and files brought by ``--load``."""
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from replay.errors import InputError
+from replay.model import Kernel, Problem
+
+ENTRY_POINTS = "b70_replay.kernels"
+
+Run = Callable[[Mapping[str, Any]], None]
+Prepare = Callable[[Problem, Mapping[str, Any]], Run]
+Prepack = Callable[[Problem, Mapping[str, Any]], dict[str, Any]]
+
+
+def registered(load: Iterable[str] = ()) -> dict[str, Kernel]:
+    """Every kernel by id, in the order of registration. InputError for a file that fails, or an id used twice."""
+    from importlib.metadata import entry_points
+
+    from replay.kernels import eager, sycl
+
+    found: dict[str, Kernel] = {}
+    for provider in (eager.KERNELS, sycl.KERNELS):
+        _add(found, provider, "b70-replay")
+    for point in entry_points(group=ENTRY_POINTS):
+        _add(found, point.load(), f"entry point {point.name}")
+    for file in load:
+        _add(found, load_file(file), file)
+    return found
+
+
+def _add(found: dict[str, Kernel], kernels: Iterable[Kernel], where: str) -> None:
+    for kernel in kernels:
+        if not isinstance(kernel, Kernel) or kernel.id.count(":") < 1:
+            raise InputError(where, "KERNELS", "Kernel values with an id provider:stage[:variant]", repr(kernel))
+        if kernel.id in found:
+            raise InputError(where, kernel.id, "an id not registered before", "a second kernel of that id")
+        found[kernel.id] = kernel
+
+
+def load_file(file: str) -> tuple[Kernel, ...]:
+    """The ``KERNELS`` of a user's Python file; a prepare without a module, ``:function``, is one of that file."""
+    import msgspec
+
+    kernels = getattr(import_file(file), "KERNELS", None)
+    if not isinstance(kernels, list | tuple):
+        raise InputError(file, "KERNELS", "a list of replay.model.Kernel", type(kernels).__name__)
+    path = str(Path(file).resolve())
+    return tuple(
+        msgspec.structs.replace(k, file=path) if isinstance(k, Kernel) else k  # _add says what is wrong with others
+        for k in kernels
+    )
+
+
+def import_file(file: str) -> Any:
+    """Import a Python file under a name of its own; InputError in one line when it does not import."""
+    path = Path(file)
+    if not path.is_file():
+        raise InputError(file, "--load", "a Python file", "no such file")
+    name = "b70_replay_load_" + "".join(c if c.isalnum() else "_" for c in str(path.resolve()))
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise InputError(file, "--load", "a Python file", "a file of another kind")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:  # whatever the user's file raises is his to read, in one line
+        del sys.modules[name]
+        raise InputError(file, "--load", "a file that imports", f"{type(error).__name__}: {error}".splitlines()[0]) from None
+    return module
+
+
+def resolve(kernel: Kernel, reference: str) -> Any:
+    """The function behind ``module:function``, or ``:function`` of the kernel's own file."""
+    module, _, name = reference.partition(":")
+    holder = importlib.import_module(module) if module else import_file(kernel.file or "")
+    return getattr(holder, name)
+
+
+def select(kernels: Mapping[str, Kernel], globs: Iterable[str], stages: Iterable[str]) -> tuple[list[Kernel], list[str]]:
+    """(kernels of those stages whose id matches a glob, ids that were named exactly). InputError for an unknown name."""
+    wanted = set(stages)
+    globs = list(globs)
+    for glob in globs:
+        hits = [k for k in kernels.values() if fnmatchcase(k.id, glob)]
+        if not hits:
+            raise InputError("--kernel", "id", "a registered kernel (see --list)", repr(glob))
+        if not any(k.stage in wanted for k in hits):
+            raise InputError("--kernel", glob, f"a kernel of the stages {', '.join(sorted(wanted))}", hits[0].stage)
+    chosen = [k for k in kernels.values() if k.stage in wanted and any(fnmatchcase(k.id, g) for g in globs)]
+    return chosen, [g for g in globs if g in kernels]
+
+
+def unavailable(kernel: Kernel, problem: Problem, device: str) -> str | None:
+    """Why this kernel cannot run that problem here, or None. Probes only what ``needs`` names."""
+    kind = device.partition(":")[0]
+    if kind not in kernel.devices:
+        return f"runs on {', '.join(kernel.devices)}, not on {kind}"
+    for name, values in kernel.modes:
+        asked = dict(problem.modes).get(name)
+        if asked is not None and asked not in values:
+            return f"mode {name}={asked} is not implemented (has {', '.join(values)})"
+    return next((why for need in kernel.needs if (why := missing(need))), None)
+
+
+def missing(need: str) -> str | None:
+    """Why the probe string is not met here, or None; nothing is imported."""
+    kind, _, what = need.partition(":")
+    if kind == "python":
+        return None if importlib.util.find_spec(what) else f"no Python module {what}"
+    if kind == "dist":
+        from importlib.metadata import PackageNotFoundError, version
+
+        try:
+            version(what)
+        except PackageNotFoundError:
+            return f"no distribution {what}"
+        return None
+    if kind == "command":
+        import shutil
+
+        return None if shutil.which(what) else f"no command {what}"
+    return f"unknown probe {need}"

@@ -1,0 +1,336 @@
+"""Every value that walks the pipeline, from a captured row to a result.
+
+Values only: no tensor, no file and no device is touched here, and msgspec is the one import. All structs are frozen
+and refuse unknown fields, so that a journal line which claims more than its kind may hold does not parse.
+"""
+
+import re
+from typing import Literal
+
+import msgspec
+
+DTYPE_BYTES = {"i8": 1, "bf16": 2, "f32": 4, "i32": 4, "i64": 8}
+
+
+class Value(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Base of the values: frozen, comparable, closed to unknown fields."""
+
+
+# ---------------------------------------------------------------- what is replayed
+
+
+class Geometry(Value, frozen=True, kw_only=True):
+    """Sizes of one tensor-parallel rank of a model; counts, never bytes."""
+
+    preset: str
+    tp: int
+    hidden: int
+    experts: int
+    top_k: int
+    inter: int
+    k_heads: int
+    v_heads: int
+    head_dim: int
+    conv_width: int
+    vocab: int
+    layers: int
+
+    def __str__(self) -> str:
+        """``qwen36:tp4``, and behind a second colon whatever differs from that preset."""
+        base = _PRESETS[self.preset](self.tp)
+        changed = [f"{f}={getattr(self, f)}" for f in _SIZES if getattr(self, f) != getattr(base, f)]
+        return f"{self.preset}:tp{self.tp}" + (":" + ",".join(changed) if changed else "")
+
+    @classmethod
+    def parse(cls, text: str) -> "Geometry":
+        """Read back what ``str`` printed; ValueError names the part that is wrong."""
+        match = re.fullmatch(r"([\w.-]+):tp(\d+)(?::([\w=,]+))?", text)
+        if not match or match[1] not in _PRESETS:
+            raise ValueError(f"geometry {text!r}: expected PRESET:tpN with PRESET one of {', '.join(_PRESETS)}")
+        base = preset(match[1], int(match[2]))
+        changes = dict(part.split("=", 1) for part in match[3].split(",")) if match[3] else {}
+        if unknown := set(changes) - set(_SIZES):
+            raise ValueError(f"geometry {text!r}: no size is called {sorted(unknown)[0]!r}")
+        return msgspec.structs.replace(base, **{name: int(value) for name, value in changes.items()})
+
+
+_SIZES = ("hidden", "experts", "top_k", "inter", "k_heads", "v_heads", "head_dim", "conv_width", "vocab", "layers")
+
+
+def _qwen36(tp: int) -> Geometry:
+    """Qwen3.6-35B-A3B (model_type qwen3_5_moe)."""
+    return Geometry(
+        preset="qwen36", tp=tp, hidden=2048, experts=256, top_k=8, inter=512 // tp, k_heads=16 // tp,
+        v_heads=32 // tp, head_dim=128, conv_width=4, vocab=248_320 // tp, layers=40,
+    )  # fmt: skip
+
+
+def _qwen3_next(tp: int) -> Geometry:
+    """Qwen3-Next-80B-A3B."""
+    return Geometry(
+        preset="qwen3-next", tp=tp, hidden=2048, experts=512, top_k=10, inter=512 // tp, k_heads=16 // tp,
+        v_heads=32 // tp, head_dim=128, conv_width=4, vocab=151_936 // tp, layers=48,
+    )  # fmt: skip
+
+
+def _qwen3_30b(tp: int) -> Geometry:
+    """Qwen3-30B-A3B: no GDN layers, so its head counts are those of its attention and drive no stage."""
+    return Geometry(
+        preset="qwen3-30b", tp=tp, hidden=2048, experts=128, top_k=8, inter=768 // tp, k_heads=4 // tp,
+        v_heads=32 // tp, head_dim=128, conv_width=4, vocab=151_936 // tp, layers=48,
+    )  # fmt: skip
+
+
+_PRESETS = {"qwen36": _qwen36, "qwen3-next": _qwen3_next, "qwen3-30b": _qwen3_30b}
+PRESETS = tuple(_PRESETS)
+
+
+def preset(name: str, tp: int) -> Geometry:
+    """The geometry of one rank of a known model; ValueError where ``tp`` does not divide its sizes."""
+    if name not in _PRESETS:
+        raise ValueError(f"preset {name!r}: expected one of {', '.join(PRESETS)}")
+    if tp < 1:
+        raise ValueError(f"tp: expected a positive number, got {tp}")
+    whole, part = _PRESETS[name](1), _PRESETS[name](tp)
+    for size in ("inter", "k_heads", "v_heads", "vocab"):
+        if getattr(part, size) * tp != getattr(whole, size):
+            raise ValueError(f"tp: expected a divisor of {name}'s {size} {getattr(whole, size)}, got {tp}")
+    return part
+
+
+class Problem(Value, frozen=True):
+    """What a kernel may know: shapes and modes, never which captured row it is given."""
+
+    stage: str
+    geometry: Geometry
+    rows: int
+    modes: tuple[tuple[str, str], ...]
+
+    def mode(self, name: str) -> str:
+        """The value of one mode; KeyError when the stage has no such mode."""
+        return dict(self.modes)[name]
+
+    def with_mode(self, name: str, value: str) -> "Problem":
+        """The same problem with one mode changed."""
+        modes = tuple(sorted((dict(self.modes) | {name: value}).items()))
+        return msgspec.structs.replace(self, modes=modes)
+
+
+class Source(Value, frozen=True):
+    """Where a case came from: capture name (or the first 8 hex digits of its sha256), layer, first token row, rows."""
+
+    capture: str
+    layer: str
+    start: int
+    rows: int
+
+
+class Routes(Value, frozen=True):
+    """Captured routes of consecutive token rows: ids [T][k], and the router's weights [T][k] where captured."""
+
+    topk_ids: tuple[tuple[int, ...], ...]
+    topk_weights: tuple[tuple[float, ...], ...] | None = None
+
+
+class CaseId(Value, frozen=True):
+    """``moe.layer@qwen36:tp4/lab6/L9/r0+1;quant=recip_half_away#7``: prints and parses symmetrically."""
+
+    problem: Problem
+    source: Source
+    seed: int
+
+    def __str__(self) -> str:
+        p, s = self.problem, self.source
+        modes = ";" + ",".join(f"{n}={v}" for n, v in p.modes) if p.modes else ""
+        return f"{p.stage}@{p.geometry}/{s.capture}/{s.layer}/r{s.start}+{s.rows}{modes}#{self.seed}"
+
+    @classmethod
+    def parse(cls, text: str) -> "CaseId":
+        """Read back what ``str`` printed; ValueError otherwise."""
+        match = re.fullmatch(
+            r"(?P<stage>[\w.]+)@(?P<geometry>[^/]+)/(?P<capture>[^/]+)/(?P<layer>[^/]+)"
+            r"/r(?P<start>\d+)\+(?P<rows>\d+)(?:;(?P<modes>[^#]+))?#(?P<seed>\d+)",
+            text,
+        )
+        if not match:
+            raise ValueError(f"case {text!r}: expected STAGE@GEOMETRY/CAPTURE/LAYER/rSTART+ROWS[;MODE=VALUE,…]#SEED")
+        pairs = [part.partition("=") for part in match["modes"].split(",")] if match["modes"] else []
+        rows = int(match["rows"])
+        problem = Problem(match["stage"], Geometry.parse(match["geometry"]), rows, tuple((n, v) for n, _, v in pairs))
+        return cls(problem, Source(match["capture"], match["layer"], int(match["start"]), rows), int(match["seed"]))
+
+
+class Case(Value, frozen=True):
+    """One replayed problem together with its captured rows, so that a child process needs no capture file."""
+
+    id: CaseId
+    routes: Routes
+
+    @property
+    def problem(self) -> Problem:
+        """Shapes and modes."""
+        return self.id.problem
+
+
+class Spec(Value, frozen=True):
+    """One tensor of a stage. ``stride`` (elements; None = contiguous) and ``offset`` (elements) are part of the input."""
+
+    name: str
+    role: Literal["in", "weight", "inout", "out", "scratch"]
+    shape: tuple[int, ...]
+    dtype: str
+    stride: tuple[int, ...] | None = None
+    offset: int = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the elements themselves, gaps of a stride not counted."""
+        size = DTYPE_BYTES[self.dtype]
+        for extent in self.shape:
+            size *= extent
+        return size
+
+
+class Kernel(Value, frozen=True, kw_only=True):
+    """Who can run a stage. Strings and numbers only, so that registering a kernel imports nothing.
+
+    ``id`` reads ``provider:stage[:variant]``; ``prepare`` and ``prepack`` are ``module:function``. ``modes`` lists the
+    values implemented, for modes not implemented in full; ``needs`` are probe strings; ``launches`` counts launches a
+    call (None = not counted); ``file`` is the user's own source for a kernel brought by ``--load``.
+    """
+
+    id: str
+    prepare: str
+    devices: tuple[str, ...] = ("cpu",)
+    modes: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    needs: tuple[str, ...] = ()
+    launches: int | None = None
+    graph_safe: bool = False
+    prepack: str | None = None
+    file: str | None = None
+    summary: str = ""
+
+    @property
+    def stage(self) -> str:
+        """The stage this kernel runs."""
+        return self.id.split(":")[1]
+
+
+# ---------------------------------------------------------------- what was measured
+
+
+class Interval(Value, frozen=True):
+    """A middle and a 95 % interval around it, all in the unit of the field that holds it."""
+
+    mid: float
+    lo: float
+    hi: float
+
+
+class Work(Value, frozen=True):
+    """What a case must do at least. Bytes of the cold operand are apart from bytes that may come from cache."""
+
+    read_bytes: int
+    write_bytes: int
+    hot_bytes: int
+    int8_ops: int
+    launches: int = 1
+
+
+class Floor(Value, frozen=True):
+    """The least time the device could take for a case, in µs, and which term set it."""
+
+    us: float
+    term: Literal["bytes", "launch"]
+    bytes_us: float
+    work: Work
+
+
+class Ceilings(Value, frozen=True):
+    """Calibrated rates in GB/s (1e9 bytes a second) with the implementation that reached each, and an empty launch."""
+
+    read_gbs: Interval
+    copy_gbs: Interval
+    inplace_gbs: Interval
+    hot_gbs: Interval
+    launch_us: Interval
+    best_of: dict[str, str]
+
+
+class Sample(Value, frozen=True):
+    """One timed span: ``calls`` calls of one arm. ``at_ns`` orders samples within their process."""
+
+    block: int
+    arm: str
+    calls: int
+    host_ns: int
+    at_ns: int
+    flags: tuple[str, ...] = ()
+
+
+class Timing(Value, frozen=True):
+    """Time of one call in µs: the median over samples and the interval of that median."""
+
+    us: Interval
+    samples: int
+    calls: int
+    processes: int
+
+
+class Comparison(Value, frozen=True):
+    """log(kernel / baseline) as a share: −0.5 is half the time. ``mde`` is the minimum detectable effect, a share."""
+
+    baseline: str
+    ratio: Interval
+    mde: float
+
+
+class Verdict(Value, frozen=True):
+    """The label a user acts on, and the reason codes behind it."""
+
+    label: Literal["BASELINE", "FASTER", "SLOWER", "SAME", "INCONCLUSIVE", "INVALID"]
+    quick: bool
+    reasons: tuple[str, ...] = ()
+
+
+# ---------------------------------------------------------------- what came of it
+
+
+class Exact(Value, frozen=True, tag="exact", tag_field="kind"):
+    """A green row: the only kind that can hold a time."""
+
+    grade: Literal["BITWISE"]
+    repeats: int
+    timing: Timing | None = None
+    detail: str = ""
+
+
+class Inexact(Value, frozen=True, tag="inexact", tag_field="kind"):
+    """A red row: the output was wrong, or not the same twice."""
+
+    status: Literal["FAIL", "NONDETERMINISTIC"]
+    row: int
+    detail: str
+
+
+class NotRun(Value, frozen=True, tag="not_run", tag_field="kind"):
+    """No answer: the kernel could not run here, or did not come back."""
+
+    status: Literal["UNAVAILABLE", "CRASHED", "TIMEOUT"]
+    detail: str
+    log_tail: str = ""
+
+
+Outcome = Exact | Inexact | NotRun
+
+
+class Row(Value, frozen=True, kw_only=True):
+    """One kernel on one case."""
+
+    case: str
+    kernel: str
+    outcome: Outcome
+    floor: Floor | None = None
+    comparison: Comparison | None = None
+    verdict: Verdict | None = None
+    reproduce: str | None = None

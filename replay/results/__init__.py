@@ -1,0 +1,1 @@
+"""Result documents and tables: all of them functions of the journal."""

@@ -1,0 +1,102 @@
+"""The table a run prints, and the same in Markdown."""
+
+from collections.abc import Sequence
+from itertools import groupby
+
+from tabulate import tabulate
+
+from replay.model import Ceilings, Interval
+from replay.results.build import Group, Result
+
+HEADERS = ["kernel", "exact", "time µs [95 %]", "×floor", "vs base", "verdict"]
+
+
+def _number(value: float) -> str:
+    return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+
+
+def _percent(value: float) -> str:
+    return f"{value:+.0%}".replace("%", " %").replace("-", "−") if abs(value) >= 0.1 else f"{value:+.1%}".replace("%", " %").replace("-", "−")
+
+
+def _interval(i: Interval) -> str:
+    return f"{_number(i.mid)} [{_number(i.lo)}, {_number(i.hi)}]"
+
+
+def _ratio(i: Interval) -> str:
+    return f"{_percent(i.mid)} [{_percent(i.lo).removesuffix(' %')}, {_percent(i.hi).removesuffix(' %')}]"
+
+
+def cells(group: Group, quick: bool) -> list[str]:
+    """One line of the table."""
+    verdict = group.verdict or ""
+    if verdict and verdict != "BASELINE" and quick:
+        verdict += " (QUICK)"
+    return [
+        group.kernel,
+        group.exact,
+        _interval(group.us) if group.us else "–",
+        _number(group.times_floor) if group.times_floor else "–",
+        _ratio(group.ratio) if group.ratio else "–",
+        ": ".join(part for part in (verdict, group.detail) if part),
+    ]
+
+
+def _title(first: Group, lines: Sequence[Group], result: Result) -> str:
+    tokens = f"{first.tokens} token" + ("s" if first.tokens > 1 else "")
+    base = next((g.kernel for g in lines if g.verdict == "BASELINE"), None)
+    parts = [first.stage, first.geometry.replace(":", " ", 1), f"{first.capture} {first.layer}", tokens, f"{first.cases} cases"]
+    if first.modes:
+        parts.append(first.modes)
+    parts += [result.cache, f"baseline {base}" if base else "no baseline", f"device {result.device}"]
+    return " · ".join(parts)
+
+
+def _floor_line(lines: Sequence[Group]) -> str:
+    first = lines[0]
+    if first.floor_us is None:
+        return "no floor: nothing was timed"
+    effects = [g.mde for g in lines if g.mde is not None]
+    effect = f" minimum detectable effect {max(effects):.1%}." if effects else ""
+    return f"floor {_number(first.floor_us)} µs = {first.floor_term}.{effect}".replace("%", " %")
+
+
+def text(result: Result, where: str, *, markdown: bool = False) -> str:
+    """The whole report: one table a group, floors, ceilings, what is missing, what to do next."""
+    out = []
+    for _, members in groupby(result.groups, key=lambda g: (g.stage, g.geometry, g.capture, g.layer, g.tokens, g.modes)):
+        lines = [g for g in members]
+        shown = [g for g in lines if g.exact != "UNAVAILABLE"]
+        title = _title(lines[0], shown, result)
+        out.append(f"### {title}\n" if markdown else title)
+        if shown:
+            rows = [cells(g, result.quick) for g in shown]
+            out.append(tabulate(rows, HEADERS, tablefmt="github" if markdown else "plain", disable_numparse=True))
+        out += [f"    reproduce: {g.reproduce}" for g in shown if g.reproduce]
+        out.append(("\n" if markdown else "") + _floor_line(shown or lines) + "\n")
+    return "\n".join([*out, *_tail(result, where)])
+
+
+def _tail(result: Result, where: str) -> list[str]:
+    tail = []
+    if result.ceilings:
+        tail.append(_ceilings(result.ceilings))
+    if result.drift:
+        tail.append(f"ceilings moved between before and after ({', '.join(result.drift)}): comparisons are INCONCLUSIVE.")
+    tail.append(f"routes {result.origin}; drawn from seeds: {', '.join(result.drawn)}.")
+    missing = {g.kernel: g.detail for g in result.groups if g.exact == "UNAVAILABLE"}
+    if missing:
+        tail.append("unavailable: " + ", ".join(f"{k} ({why.partition(' [')[0]})" for k, why in missing.items()))
+    if not result.finished:
+        tail.append(f"unfinished: `b70-replay run --resume {where}` goes on.")
+    if result.quick:
+        tail.append("QUICK: one process. A look, not a verdict to promote on.")
+    return [*tail, f"wrote {where}/result.json"]
+
+
+def _ceilings(c: Ceilings) -> str:
+    return (
+        f"ceilings: read {c.read_gbs.mid:.0f} GB/s, copy {c.copy_gbs.mid:.0f}, in place {c.inplace_gbs.mid:.0f}, "
+        f"from cache {c.hot_gbs.mid:.0f}; empty launch {c.launch_us.mid:.2f} µs "
+        f"(read by {c.best_of['read']}, launch by {c.best_of['launch']})"
+    )

@@ -1,0 +1,1 @@
+"""The only room that runs kernels: plan, buffers, child processes, journal."""

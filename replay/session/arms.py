@@ -1,0 +1,112 @@
+"""Turn a kernel and a case into something that can be called: weights placed, prepack done, prepare called.
+
+Runs in a child process. ``Arms`` keeps what is dear between cases: tables and prepared runs.
+"""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from replay.devices import Device
+from replay.kernels.registry import Run, resolve
+from replay.model import Case, Kernel
+from replay.oracle.moe import ExpertRows
+from replay.session.buffers import Binding, Tables, bind, to_torch
+from replay.stages import STAGES
+from replay.stages.stage import Tensors
+
+if TYPE_CHECKING:
+    import torch
+
+# A bigger ring gains nothing once it passes the cache three times, and every table copy is prepared on its own.
+MAX_TABLES = 64
+HOT_RING = 8
+CACHE_PASSES = 3
+
+
+class Arms:
+    """Prepares kernels on one device for one case after another."""
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+        self.tables = Tables(device)
+        self.packed: dict[tuple[str | None, str], dict[str, torch.Tensor]] = {}
+        self.case: Case | None = None
+
+    def begin(self, case: Case) -> Tensors:
+        """Draw the inputs of the next case; whatever was packed for the last one is forgotten."""
+        self.case = case
+        self.packed.clear()
+        return STAGES[case.problem.stage].inputs(case)
+
+    def weights(self, kernel: Kernel, inputs: Tensors, slots: NDArray[Any] | None = None, copy: int = 0) -> dict[str, "torch.Tensor"]:
+        """The weight tables a kernel reads, prepacked where it declares so, with the active experts at ``slots``.
+
+        Kernels with the same prepack share one table: it is packed expert by expert, then placed.
+        """
+        assert self.case is not None
+        problem = self.case.problem
+        experts = {n: t for n, t in inputs.items() if isinstance(t, ExpertRows)}
+        if not experts:
+            return {}
+        key = (kernel.prepack, problem.stage)
+        if key not in self.packed:
+            dtypes = {s.name: s.dtype for s in STAGES[problem.stage].specs(problem)}
+            rows = {n: to_torch(t.rows, dtypes[n]).to(self.device.name) for n, t in experts.items()}
+            self.packed[key] = resolve(kernel, kernel.prepack)(problem, rows) if kernel.prepack else rows
+        table = next(iter(experts.values()))
+        at = table.experts if slots is None else slots
+        label = kernel.prepack or ""
+        return {n: self.tables.place(f"{label}/{n}", table.total, at, r, copy) for n, r in self.packed[key].items()}
+
+    def prepare(self, kernel: Kernel, weights: Mapping[str, "torch.Tensor"]) -> Run:
+        """The kernel's run for this case's problem."""
+        assert self.case is not None
+        run: Run = resolve(kernel, kernel.prepare)(self.case.problem, weights)
+        return run
+
+    def binding(self, inputs: Tensors, weights: Mapping[str, "torch.Tensor"]) -> Binding:
+        """Fresh buffers at the case's true expert ids."""
+        assert self.case is not None
+        problem = self.case.problem
+        return bind(STAGES[problem.stage].specs(problem), inputs, weights, self.device)
+
+
+class Ring:
+    """The bindings that timed calls rotate through, so that no call finds its cold operand in a cache.
+
+    With expert weights: as many disjoint sets of slots as the table has room for, each holding equal bytes, and more
+    tables while the sets together do not pass the last-level cache three times. ``cold`` says whether they do.
+    """
+
+    def __init__(self, arms: Arms, case: Case, inputs: Tensors, cache: str) -> None:
+        self.arms, self.inputs = arms, inputs
+        stage = STAGES[case.problem.stage]
+        table = next((t for t in inputs.values() if isinstance(t, ExpertRows)), None)
+        self.copies, self.cold = 1, False
+        self.slots: NDArray[Any] | None = None
+        if table is None or stage.relabel is None or not len(table.experts):
+            self.bindings = [arms.binding(inputs, {}) for _ in range(1 if cache == "warm" else HOT_RING)]
+            return
+        active = len(table.experts)
+        set_bytes = sum(t.rows.nbytes for t in inputs.values() if isinstance(t, ExpertRows))
+        sets = 1 if cache == "warm" else table.total // active
+        goal = 0 if cache == "warm" else CACHE_PASSES * arms.device.llc_bytes()
+        self.copies = min(max(-(-goal // (sets * set_bytes)), 1), MAX_TABLES)
+        self.cold = cache != "warm" and self.copies * sets * set_bytes >= goal
+        self.slots = np.arange(sets * active)
+        moved = [stage.relabel(inputs, self.slots[s * active : (s + 1) * active]) for s in range(sets)]
+        self.bindings = [arms.binding(moved[s], {}) for _ in range(self.copies) for s in range(sets)]
+
+    def runs(self, kernel: Kernel) -> list[tuple[Run, dict[str, Any]]]:
+        """One (run, tensors) per binding for a kernel."""
+        made: list[tuple[Run, dict[str, Any]]] = []
+        per_copy = len(self.bindings) // self.copies
+        for copy in range(self.copies):
+            weights = self.arms.weights(kernel, self.inputs, self.slots, copy)
+            run = self.arms.prepare(kernel, weights)
+            for binding in self.bindings[copy * per_copy : (copy + 1) * per_copy]:
+                made.append((run, {**binding.tensors, **weights}))
+        return made

@@ -1,0 +1,189 @@
+"""Buffers a kernel is handed: fresh addresses, guard bands on both sides, poison where it must write.
+
+Every buffer belongs to the harness. A *binding* is one set of a stage's tensors; a ring of bindings holds equal bytes
+at different addresses. Expert weights live in a *table* that is shared by all bindings.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from replay.devices import Device
+from replay.model import DTYPE_BYTES, Spec
+from replay.oracle.moe import ExpertRows
+
+if TYPE_CHECKING:
+    import torch
+
+GUARD_BYTES = 4096
+GUARD_BYTE = 0xA5
+# Two patterns in turn: whatever a right output holds, a row left unwritten differs from it under one of them.
+POISON_BYTES = (0xFF, 0x7B)
+ALIGN = 64
+
+
+def torch_dtype(name: str) -> "torch.dtype":
+    """torch's dtype for one of the model's."""
+    import torch
+
+    return {"i8": torch.int8, "bf16": torch.bfloat16, "f32": torch.float32, "i32": torch.int32, "i64": torch.int64}[name]
+
+
+def to_torch(array: NDArray[Any], dtype: str) -> "torch.Tensor":
+    """A CPU tensor over the array's memory; uint16 bit patterns become bf16."""
+    import torch
+
+    contiguous = np.ascontiguousarray(array)
+    if not contiguous.flags.writeable:
+        contiguous = contiguous.copy()
+    tensor = torch.from_numpy(contiguous)
+    return tensor.view(torch.bfloat16) if dtype == "bf16" else tensor
+
+
+def to_numpy(tensor: "torch.Tensor") -> NDArray[Any]:
+    """A contiguous copy on the host, detached from the tensor's memory; bf16 becomes uint16 bit patterns."""
+    import torch
+
+    host = tensor.detach().contiguous().cpu()
+    if host.dtype == torch.bfloat16:
+        host = host.view(torch.uint16)
+    return host.numpy().copy()
+
+
+class Guarded:
+    """One tensor of a spec inside its own allocation, with a guard band before and behind it."""
+
+    def __init__(self, spec: Spec, device: Device) -> None:
+        self.spec = spec
+        size = DTYPE_BYTES[spec.dtype]
+        stride = spec.stride or _contiguous(spec.shape)
+        extent = 1 + sum((n - 1) * s for n, s in zip(spec.shape, stride, strict=True)) if all(spec.shape) else 0
+        self.begin = GUARD_BYTES + spec.offset * size
+        self.end = self.begin + extent * size
+        raw = device.empty_bytes(self.end + GUARD_BYTES + ALIGN)
+        shift = -raw.data_ptr() % ALIGN
+        self.bytes = raw[shift : shift + self.end + GUARD_BYTES]
+        self.bytes.fill_(GUARD_BYTE)
+        whole = self.bytes[self.begin : self.end].view(torch_dtype(spec.dtype)) if extent else None
+        self.tensor: torch.Tensor = (
+            whole.as_strided(spec.shape, stride)
+            if whole is not None
+            else self.bytes[:0].view(torch_dtype(spec.dtype)).reshape(spec.shape)
+        )
+
+    def guards_intact(self) -> bool:
+        """True while neither band was written to."""
+        return bool((self.bytes[: self.begin] == GUARD_BYTE).all() and (self.bytes[self.end :] == GUARD_BYTE).all())
+
+
+def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
+    strides, step = [], 1
+    for extent in reversed(shape):
+        strides.append(step)
+        step *= extent
+    return tuple(reversed(strides))
+
+
+@dataclass
+class Binding:
+    """One set of a stage's tensors, weights included; ``tensors`` is what a kernel's run is given."""
+
+    buffers: dict[str, Guarded]
+    given: Mapping[str, NDArray[Any] | ExpertRows]
+    tensors: dict[str, "torch.Tensor"]
+    poison: int = POISON_BYTES[0]
+
+    def fill(self) -> None:
+        """Write the inputs."""
+        for name, buffer in self.buffers.items():
+            if buffer.spec.role in ("in", "inout"):
+                array = self.given[name]
+                assert isinstance(array, np.ndarray)  # only weights are expert rows
+                buffer.tensor.copy_(to_torch(array, buffer.spec.dtype))
+
+    def poison_outputs(self, pattern: int) -> None:
+        """Overwrite every output and scratch byte."""
+        self.poison = pattern
+        for buffer in self.buffers.values():
+            if buffer.spec.role in ("out", "scratch"):
+                buffer.bytes[buffer.begin : buffer.end] = pattern
+
+    def outputs(self) -> dict[str, NDArray[Any]]:
+        """Copies of what the kernel wrote."""
+        return {n: to_numpy(b.tensor) for n, b in self.buffers.items() if b.spec.role in ("out", "inout")}
+
+    def trespasses(self) -> list[str]:
+        """What was written that must not be: guard bands, inputs."""
+        found = [f"wrote outside {n}" for n, b in self.buffers.items() if not b.guards_intact()]
+        for name, buffer in self.buffers.items():
+            if buffer.spec.role == "in":
+                given = self.given[name]
+                assert isinstance(given, np.ndarray)
+                if to_numpy(buffer.tensor).tobytes() != np.ascontiguousarray(given).tobytes():
+                    found.append(f"changed its input {name}")
+        return found
+
+
+def bind(
+    specs: tuple[Spec, ...],
+    given: Mapping[str, NDArray[Any] | ExpertRows],
+    weights: Mapping[str, "torch.Tensor"],
+    device: Device,
+) -> Binding:
+    """A fresh binding with its inputs written and its outputs poisoned."""
+    buffers = {s.name: Guarded(s, device) for s in specs if s.role != "weight"}
+    binding = Binding(buffers, given, {**{n: b.tensor for n, b in buffers.items()}, **weights})
+    binding.fill()
+    binding.poison_outputs(POISON_BYTES[0])
+    return binding
+
+
+@dataclass
+class Tables:
+    """Expert tables, kept between cases: allocating 200 MB a case would take longer than the case.
+
+    ``place`` writes rows at their experts' slots; every other slot holds poison, so that reading a neighbour shows.
+    """
+
+    device: Device
+    kept: dict[tuple[str, tuple[int, ...], str, int], "torch.Tensor"] = field(default_factory=dict)
+    dirty: dict[tuple[str, tuple[int, ...], str, int], NDArray[Any]] = field(default_factory=dict)
+
+    def place(self, name: str, total: int, slots: NDArray[Any], rows: "torch.Tensor", copy: int = 0) -> "torch.Tensor":
+        """Table [total, …] with ``rows[i % len(rows)]`` at ``slots[i]``."""
+        import torch
+
+        key = (name, (total, *rows.shape[1:]), str(rows.dtype), copy)
+        if key not in self.kept:
+            nbytes = total * rows[:1].numel() * rows.element_size()
+            storage = self.device.empty_bytes(nbytes)
+            storage.fill_(POISON_BYTES[0])
+            self.kept[key] = storage.view(rows.dtype).reshape(key[1])
+        table = self.kept[key]
+        stale = np.setdiff1d(self.dirty.get(key, np.empty(0, np.int64)), slots)
+        if len(stale):
+            table.reshape(total, -1).view(torch.uint8)[torch.from_numpy(stale).to(table.device)] = POISON_BYTES[0]
+        on_device = rows.to(self.device.name)
+        for start in range(0, len(slots), max(len(rows), 1)):
+            part = np.asarray(slots[start : start + len(rows)], np.int64)
+            if part[-1] - part[0] == len(part) - 1:  # a run of slots copies an order of magnitude faster
+                table[part[0] : part[-1] + 1] = on_device[: len(part)]
+            else:
+                table[torch.from_numpy(part).to(table.device)] = on_device[: len(part)]
+        self.dirty[key] = np.asarray(slots, np.int64)
+        return table
+
+
+def checksum(tensors: Mapping[str, "torch.Tensor"]) -> int:
+    """A wrap-around sum over every byte of the tables, to see that nobody wrote to them."""
+    import torch
+
+    total = 0
+    for tensor in tensors.values():
+        flat = tensor.reshape(-1).view(torch.uint8)
+        words = flat[: flat.numel() // 8 * 8].view(torch.int64)
+        total += int(words.sum()) + int(flat[words.numel() * 8 :].sum(dtype=torch.int64))
+    return total

@@ -1,0 +1,187 @@
+"""The journal: one append-only JSONL file a run, the only truth about it.
+
+Each line holds a record and a seal, the sha256 over the line before and this record. A line that was cut off by a
+crash is dropped on reading; a line in the middle that does not fit its seal is an error.
+"""
+
+import hashlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import msgspec
+
+from replay.errors import EnvironmentRefused, InputError
+from replay.model import Case, Ceilings, Kernel, Outcome, Sample, Value, Work
+
+NAME = "run.jsonl"
+
+
+class Plan(Value, frozen=True, kw_only=True):
+    """What a run will do: everything that a resumed run needs, captured rows included."""
+
+    capture: str
+    capture_path: str
+    capture_sha256: str
+    origin: str
+    cases: tuple[Case, ...]
+    kernels: tuple[Kernel, ...]
+    named: tuple[str, ...]
+    baseline: str | None
+    device: str
+    cache: str
+    repeats: int
+    blocks: int
+    processes: int
+    margin: float
+    quick: bool
+    seed: int
+    require: str | None
+    drawn: tuple[str, ...]
+    selectors: tuple[str, ...]
+
+    def kernels_of(self, stage: str) -> list[Kernel]:
+        """The plan's kernels of one stage, in order."""
+        return [k for k in self.kernels if k.stage == stage]
+
+    def stages(self) -> list[str]:
+        """Stages in the order they run."""
+        return list(dict.fromkeys(c.problem.stage for c in self.cases))
+
+
+class Begun(Value, frozen=True, tag="begun", tag_field="record"):
+    """The first record: plan and identity."""
+
+    plan: Plan
+    identity: dict[str, Any]
+
+
+class Posed(Value, frozen=True, tag="posed", tag_field="record"):
+    """What a case has to do at least, counted on its own routes."""
+
+    case: str
+    work: Work
+
+
+class Judged(Value, frozen=True, tag="judged", tag_field="record"):
+    """The exactness of one kernel on one case."""
+
+    case: str
+    kernel: str
+    outcome: Outcome
+
+
+class Calibrated(Value, frozen=True, tag="calibrated", tag_field="record"):
+    """Ceilings of the device, before and after the timing of a process."""
+
+    process: int
+    when: str
+    ceilings: Ceilings
+
+
+class Timed(Value, frozen=True, tag="timed", tag_field="record"):
+    """All samples of one case in one process, and the arms whose timed output was wrong (kernel → what)."""
+
+    process: int
+    case: str
+    samples: tuple[Sample, ...]
+    wrong: dict[str, str]
+
+
+class Dropped(Value, frozen=True, tag="dropped", tag_field="record"):
+    """An arm that died while it was timed; the process was run again without it."""
+
+    process: int
+    case: str
+    kernel: str
+    detail: str
+
+
+class Finished(Value, frozen=True, tag="finished", tag_field="record"):
+    """The last record of a run that came to its end."""
+
+    rows: int
+
+
+Record = Begun | Posed | Judged | Calibrated | Timed | Dropped | Finished
+
+
+class _Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    seal: str
+    record: msgspec.Raw
+
+
+_encoder = msgspec.json.Encoder()
+_lines = msgspec.json.Decoder(_Line)
+_records: msgspec.json.Decoder[Record] = msgspec.json.Decoder(Record)
+
+
+def _seal(before: str, record: bytes) -> str:
+    return hashlib.sha256(before.encode() + record).hexdigest()
+
+
+class Journal:
+    """Appends records; each is on disk before ``write`` returns. Use as a context manager."""
+
+    def __init__(self, path: Path, seal: str = "") -> None:
+        self.path, self.seal = path, seal
+        self.stream = path.open("ab")
+
+    def write(self, record: Record) -> None:
+        """Append one record."""
+        encoded = _encoder.encode(record)
+        self.seal = _seal(self.seal, encoded)
+        self.stream.write(b'{"seal":"' + self.seal.encode() + b'","record":' + encoded + b"}\n")
+        self.stream.flush()
+        os.fsync(self.stream.fileno())
+
+    def __enter__(self) -> "Journal":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.stream.close()
+
+
+def read(path: Path) -> list[Record]:
+    """All whole records of a journal. InputError where a line in the middle is damaged or was edited."""
+    return [record for record, _, _ in _walk(path)]
+
+
+def resume(path: Path) -> tuple[list[Record], Journal]:
+    """The records so far, and the journal opened behind the last whole one; a cut line is removed."""
+    records: list[Record] = []
+    seal, end = "", 0
+    for record, seal, end in _walk(path):  # noqa: B007  # the last seal and end are used below
+        records.append(record)
+    if not records or not isinstance(records[0], Begun):
+        raise InputError(str(path), "journal", "a run that had begun", "none")
+    with path.open("r+b") as stream:
+        stream.truncate(end)
+    return records, Journal(path, seal)
+
+
+def _walk(path: Path) -> Iterator[tuple[Record, str, int]]:
+    try:
+        data = path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        raise InputError(str(path.parent), "run", f"a run folder with {NAME}", "no such file") from None
+    seal, end = "", 0
+    lines = data.split(b"\n")
+    for number, raw in enumerate(lines[:-1], 1):  # what follows the last newline was cut off
+        try:
+            line = _lines.decode(raw)
+            record = _records.decode(line.record)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise InputError(f"{path}:{number}", "record", "a journal record", str(error)) from None
+        seal = _seal(seal, bytes(line.record))
+        if seal != line.seal:
+            raise EnvironmentRefused(f"{path}:{number}: seal: expected {seal[:12]}…, got {line.seal[:12]}…: the journal was edited")
+        end += len(raw) + 1
+        yield record, seal, end
+
+
+def sha256(path: Path) -> str:
+    """sha256 of the journal file."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -1,0 +1,167 @@
+"""From what a user asked for to a plan: capture opened, cases selected, kernels chosen, everything checked.
+
+Nothing is written and no kernel is run here; whatever is wrong with the request is an InputError.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from replay import devices
+from replay.captures import Capture, Select, cases, open_capture
+from replay.captures.cases import find
+from replay.data import path as data_path
+from replay.errors import InputError
+from replay.kernels import registry
+from replay.model import Case, CaseId, Geometry, Kernel, preset
+from replay.session.journal import Plan
+from replay.stages import STAGES, check_modes, matching, problem_for
+from replay.stages.draw import NAME as GENERATOR
+from replay.stages.stage import Stage
+
+DEFAULT_MODEL, DEFAULT_TP = "qwen36", 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """The options of ``run``, parsed but not yet checked against anything."""
+
+    capture: str | None
+    route_layer_regex: str | None = None
+    route_stage_regex: str | None = None
+    route_start_indices: str | None = None
+    route_windows: tuple[int, ...] = (1,)
+    route_min_num_tokens: int | None = None
+    route_max_num_tokens: int | None = None
+    max_cases: int | None = None
+    stages: tuple[str, ...] = ()
+    kernels: tuple[str, ...] = ()
+    case_ids: tuple[str, ...] = ()
+    load: tuple[str, ...] = ()
+    baseline: str | None = None
+    device: str = "cpu"
+    model: str | None = None
+    tp: int | None = None
+    modes: Mapping[str, str]
+    cache: str = "cold-weights"
+    blocks: int = 30
+    repeats: int = 4
+    margin: float = 0.01
+    seed: int = 7
+    require: str | None = None
+
+
+def make_plan(asked: Asked) -> Plan:
+    """The plan of a run; InputError for anything that cannot be done as asked."""
+    if asked.capture is None:
+        raise InputError("run", "--route-jsonl", "a route JSONL file or a capture folder", "none")
+    devices.parse(asked.device)
+    kernels = registry.registered(asked.load)
+    capture = open_capture(shipped(asked.capture))
+    selected = _named_cases(asked, capture) if asked.case_ids else _selected_cases(asked, capture)
+    stages = list(dict.fromkeys(c.problem.stage for c in selected))
+    chosen, named = registry.select(kernels, asked.kernels or ("*",), stages)
+    for stage in stages:
+        if not any(k.stage == stage for k in chosen) and asked.kernels:
+            selected = [c for c in selected if c.problem.stage != stage]
+    if asked.baseline is not None:
+        chosen = _with_baseline(chosen, kernels, asked.baseline, stages)
+    drawn = [f"hidden rows, weights and scales ({GENERATOR}, seed {asked.seed})"]
+    if any(c.routes.topk_weights is None for c in selected):
+        drawn.append("router weights (the capture has none)")
+    manifest = capture.manifest
+    return Plan(
+        capture=capture.name, capture_path=str(asked.capture), capture_sha256=capture.sha256,
+        origin=manifest.origin if manifest else "recorded, no manifest", cases=tuple(selected), kernels=tuple(chosen),
+        named=tuple(named), baseline=asked.baseline, device=asked.device, cache=asked.cache, repeats=asked.repeats,
+        blocks=asked.blocks, processes=1, margin=asked.margin, quick=True, seed=asked.seed, require=asked.require,
+        drawn=tuple(drawn), selectors=_selectors(asked),
+    )  # fmt: skip
+
+
+def shipped(name: str) -> Path:
+    """A path, or the name of a capture that travels with the package."""
+    path = Path(name)
+    own = data_path("captures", name)
+    return own if not path.exists() and "/" not in name and own.is_dir() else path
+
+
+def geometry_of(asked: Asked, capture: Capture) -> Geometry:
+    """The manifest's geometry; without a manifest the preset asked for. A contradiction is an error."""
+    if capture.manifest is None:
+        try:
+            return preset(asked.model or DEFAULT_MODEL, asked.tp or DEFAULT_TP)
+        except ValueError as error:
+            field, _, rest = str(error).partition(": ")
+            expected, _, got = rest.removeprefix("expected ").partition(", got ")
+            raise InputError("--model, --tp", field, expected, got or field) from None
+    known = capture.manifest.geometry
+    for option, value, own in (("--model", asked.model, known.preset), ("--tp", asked.tp, known.tp)):
+        if value is not None and value != own:
+            raise InputError(option, "value", f"{own}, as the capture's manifest says", str(value))
+    return known
+
+
+def _selected_cases(asked: Asked, capture: Capture) -> list[Case]:
+    stages = matching(asked.stages or ("moe.*",))
+    check_modes(stages, asked.modes)
+    select = Select(
+        layer_regex=asked.route_layer_regex, stage_regex=asked.route_stage_regex,
+        start_indices=asked.route_start_indices, windows=asked.route_windows, max_cases=asked.max_cases,
+        min_num_tokens=asked.route_min_num_tokens, max_num_tokens=asked.route_max_num_tokens,
+    )  # fmt: skip
+    modes = {**(capture.manifest.modes if capture.manifest else {}), **asked.modes}
+
+    geometry = geometry_of(asked, capture)
+
+    def posed(stage: Stage, case: Case) -> Case:
+        problem = problem_for(stage, geometry, case.problem.rows, modes)
+        return msgspec.structs.replace(case, id=msgspec.structs.replace(case.id, problem=problem))
+
+    # The file is read once, for the first stage; the other stages pose the same rows.
+    first = list(cases(capture, select, geometry, lambda g, rows: problem_for(stages[0], g, rows, modes), asked.seed))
+    return [posed(stage, case) for stage in stages for case in first]
+
+
+def _named_cases(asked: Asked, capture: Capture) -> list[Case]:
+    if asked.stages or asked.modes or asked.model or asked.tp:
+        raise InputError("--case", "options", "no --stage, --mode, --model or --tp, which the case id holds", "one of them")
+    found = []
+    for text in asked.case_ids:
+        try:
+            wanted = CaseId.parse(text)
+        except ValueError as error:
+            raise InputError("--case", "id", "STAGE@GEOMETRY/CAPTURE/LAYER/rSTART+ROWS;MODES#SEED", str(error)) from None
+        if wanted.problem.stage not in STAGES:
+            raise InputError("--case", "stage", f"one of {', '.join(STAGES)}", wanted.problem.stage)
+        stage = STAGES[wanted.problem.stage]
+        check_modes([stage], dict(wanted.problem.modes))
+        whole = problem_for(stage, wanted.problem.geometry, wanted.problem.rows, dict(wanted.problem.modes))
+        select = Select(layer_regex=asked.route_layer_regex, stage_regex=asked.route_stage_regex,
+                        min_num_tokens=asked.route_min_num_tokens, max_num_tokens=asked.route_max_num_tokens)  # fmt: skip
+        found.append(find(capture, msgspec.structs.replace(wanted, problem=whole), select))
+    return found
+
+
+def _with_baseline(chosen: list[Kernel], kernels: Mapping[str, Kernel], baseline: str, stages: list[str]) -> list[Kernel]:
+    """The chosen kernels with the baseline first, brought in where it was not chosen."""
+    if baseline not in kernels:
+        raise InputError("--baseline", "id", "a registered kernel (see --list)", repr(baseline))
+    if kernels[baseline].stage not in stages:
+        raise InputError("--baseline", "stage", f"a kernel of {', '.join(stages)}", kernels[baseline].stage)
+    return [kernels[baseline], *(k for k in chosen if k.id != baseline)]
+
+
+def _selectors(asked: Asked) -> tuple[str, ...]:
+    """The filters that a token row's index depends on: a reproduction needs them beside the case id."""
+    words: list[str] = []
+    for option, value in (
+        ("--route-stage-regex", asked.route_stage_regex),
+        ("--route-min-num-tokens", asked.route_min_num_tokens),
+        ("--route-max-num-tokens", asked.route_max_num_tokens),
+    ):
+        if value is not None:
+            words += [option, str(value)]
+    return tuple(words)

@@ -1,0 +1,189 @@
+"""Run a plan: judge every kernel alone, time the green ones together, and write it all to the journal.
+
+What the journal already holds is not done again, which is all there is to ``--resume``.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from replay.exactness import Got, compare
+from replay.exactness.judge import judge
+from replay.kernels.registry import unavailable
+from replay.errors import EnvironmentRefused
+from replay.model import Case, Exact, Kernel, NotRun, Outcome
+from replay.session import journal as j
+from replay.session.child import Ceiled, Raised, Ran, Sampled, judge_main, time_main
+from replay.session.workers import Died, Worker
+from replay.oracle.moe import ExpertRows
+from replay.stages import STAGES
+from replay.stages.stage import Outputs, Tensors
+from replay.timing.spans import Options
+
+JUDGE_TIMEOUT_S = 120.0
+TIME_TIMEOUT_S = 300.0
+
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass
+class State:
+    """What the journal says so far."""
+
+    outcomes: dict[tuple[str, str], Outcome] = field(default_factory=dict)
+    posed: set[str] = field(default_factory=set)
+    timed: set[tuple[int, str]] = field(default_factory=set)
+    dropped: set[tuple[str, str]] = field(default_factory=set)
+    finished: bool = False
+
+    def see(self, record: j.Record) -> None:
+        """Take one record in."""
+        if isinstance(record, j.Judged):
+            self.outcomes[record.case, record.kernel] = record.outcome
+        elif isinstance(record, j.Posed):
+            self.posed.add(record.case)
+        elif isinstance(record, j.Timed):
+            self.timed.add((record.process, record.case))
+        elif isinstance(record, j.Dropped):
+            self.dropped.add((record.case, record.kernel))
+        elif isinstance(record, j.Finished):
+            self.finished = True
+
+
+class Session:
+    """One run over one journal."""
+
+    def __init__(self, plan: j.Plan, journal: j.Journal, records: Sequence[j.Record], progress: Progress) -> None:
+        self.plan, self.journal, self.progress = plan, journal, progress
+        self.state = State()
+        for record in records:
+            self.state.see(record)
+        self.load = tuple(dict.fromkeys(k.file for k in plan.kernels if k.file))
+        self._truth: dict[str, tuple[Tensors, Outputs]] = {}  # inputs without the weights, which are large
+
+    def write(self, record: j.Record) -> None:
+        """Journal a record and take it in."""
+        self.journal.write(record)
+        self.state.see(record)
+
+    def run(self) -> None:
+        """Both phases, as far as the journal does not hold them yet."""
+        if self.state.finished:
+            return
+        for stage in self.plan.stages():
+            self._truth.clear()
+            for kernel in self.plan.kernels_of(stage):
+                self._judge(kernel, self._cases(stage))
+        self._truth.clear()
+        for process in range(self.plan.processes):
+            self._time(process)
+        self.write(j.Finished(len(self.state.outcomes)))
+
+    def _cases(self, stage: str) -> list[Case]:
+        return [c for c in self.plan.cases if c.problem.stage == stage]
+
+    def truth(self, case: Case) -> tuple[Tensors, Outputs]:
+        """(inputs without weights, expected outputs) of a case, by the oracle; kept while its stage is judged."""
+        key = str(case.id)
+        if key not in self._truth:
+            stage = STAGES[case.problem.stage]
+            inputs = stage.inputs(case)
+            want = stage.canonical(case.problem, inputs, stage.oracle(case.problem, inputs))
+            if key not in self.state.posed:
+                self.write(j.Posed(key, stage.work(case.problem, inputs)))
+            self._truth[key] = ({n: t for n, t in inputs.items() if not isinstance(t, ExpertRows)}, want)
+        return self._truth[key]
+
+    # ------------------------------------------------------------ judging
+
+    def _judge(self, kernel: Kernel, cases: list[Case]) -> None:
+        todo = [c for c in cases if (str(c.id), kernel.id) not in self.state.outcomes]
+        for case in list(todo):
+            if why := unavailable(kernel, case.problem, self.plan.device):
+                self._outcome(case, kernel, NotRun("UNAVAILABLE", why))
+                todo.remove(case)
+        while todo:
+            worker = Worker(
+                judge_main, kernel, tuple(todo), self.plan.device, self.plan.repeats, self.load, timeout_s=JUDGE_TIMEOUT_S
+            )
+            done = self._hear_judge(worker, kernel, todo)
+            worker.forget()
+            todo = todo[done:]  # a child that died is followed by another for the cases behind the one it died at
+
+    def _hear_judge(self, worker: Worker, kernel: Kernel, todo: list[Case]) -> int:
+        done = 0
+        for message in worker.listen():
+            if isinstance(message, Ran):
+                case = todo[message.index]
+                inputs, want = self.truth(case)
+                stage = STAGES[case.problem.stage]
+                self._outcome(case, kernel, judge(stage, case, inputs, want, message.repeats, message.trespasses))
+                done = message.index + 1
+            elif isinstance(message, Raised):
+                self._outcome(todo[message.index], kernel, NotRun("CRASHED", message.summary, message.trace))
+                done = message.index + 1
+            elif isinstance(message, Died):
+                status = "TIMEOUT" if message.timed_out else "CRASHED"
+                self._outcome(todo[done], kernel, NotRun(status, message.how, message.log_tail))  # type: ignore[arg-type]  # one of two literals
+                done += 1
+        return done
+
+    def _outcome(self, case: Case, kernel: Kernel, outcome: Outcome) -> None:
+        self.write(j.Judged(str(case.id), kernel.id, outcome))
+        self.progress(f"judge {kernel.id}", len(self.state.outcomes), self._pairs())
+
+    def _pairs(self) -> int:
+        return sum(len(self.plan.kernels_of(c.problem.stage)) for c in self.plan.cases)
+
+    # ------------------------------------------------------------ timing
+
+    def green(self, case: Case) -> tuple[Kernel, ...]:
+        """The kernels of a case that may be timed."""
+        key = str(case.id)
+        return tuple(
+            k for k in self.plan.kernels_of(case.problem.stage)
+            if isinstance(self.state.outcomes.get((key, k.id)), Exact) and (key, k.id) not in self.state.dropped
+        )  # fmt: skip
+
+    def _jobs(self, process: int) -> list[tuple[Case, tuple[Kernel, ...]]]:
+        return [
+            (c, arms) for c in self.plan.cases
+            if (process, str(c.id)) not in self.state.timed and (arms := self.green(c))
+        ]  # fmt: skip
+
+    def _time(self, process: int) -> None:
+        while jobs := self._jobs(process):
+            options = Options(self.plan.blocks, self.plan.cache, self.plan.seed, process)
+            worker = Worker(
+                time_main, tuple(jobs), self.plan.device, options, self.load, timeout_s=TIME_TIMEOUT_S, shared=True
+            )
+            self._hear_time(worker, process, jobs)
+            worker.forget()
+
+    def _hear_time(self, worker: Worker, process: int, jobs: list[tuple[Case, tuple[Kernel, ...]]]) -> None:
+        for message in worker.listen():
+            if isinstance(message, Ceiled):
+                self.write(j.Calibrated(process, message.when, message.ceilings))
+            elif isinstance(message, Sampled):
+                case, _ = jobs[message.index]
+                wrong = dict(self._wrong(case, message.outputs))
+                self.write(j.Timed(process, str(case.id), message.samples, wrong))
+                self.progress("time", message.index + 1, len(jobs))
+            elif isinstance(message, Died):
+                self._charge(worker, process, jobs[message.index], message)
+
+    def _wrong(self, case: Case, outputs: dict[str, Got]) -> Iterator[tuple[str, str]]:
+        """Arms whose output, snatched from a timed call, is not the oracle's."""
+        stage = STAGES[case.problem.stage]
+        inputs, want = self.truth(case)
+        for arm, got in outputs.items():
+            canonical = Got(stage.canonical(case.problem, inputs, got.outputs), got.poison)
+            if found := compare(stage.specs(case.problem), want, canonical):
+                yield arm, "in a timed call: " + found.text(stage.label(case, found.output, found.row))
+
+    def _charge(self, worker: Worker, process: int, job: tuple[Case, tuple[Kernel, ...]], died: Died) -> None:
+        case, kernels = job
+        number = int(worker.at_arm.value)
+        if not 0 <= number < len(kernels):
+            raise EnvironmentRefused(f"timing process {process} died outside any kernel ({died.how}): {died.log_tail}")
+        self.write(j.Dropped(process, str(case.id), kernels[number].id, f"{died.how} while it was timed"))
+

@@ -1,0 +1,103 @@
+"""Start children and listen to them: time-outs, deaths and logs are turned into messages here.
+
+Children are forked from a server process that has imported torch and run nothing, so a fresh process costs
+milliseconds and shares nothing with a kernel that ran before it.
+"""
+
+import multiprocessing
+import os
+import signal
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from replay.session.child import Done, Message, Started
+
+_context = multiprocessing.get_context("forkserver")
+PRELOAD = ["numpy", "torch", "replay.session.child", "replay.kernels.eager"]
+
+
+def warm_start() -> None:
+    """Let the fork server import torch while the parent reads the capture."""
+    from multiprocessing import forkserver
+
+    _context.set_forkserver_preload(PRELOAD)
+    forkserver.ensure_running()
+
+
+@dataclass(frozen=True)
+class Died:
+    """The child ended or fell silent before it was done; ``index`` is the case it was at."""
+
+    index: int
+    timed_out: bool
+    how: str
+    log_tail: str
+
+
+class Worker:
+    """One child process and its pipe. ``listen`` yields its messages and ends after Done or Died."""
+
+    def __init__(self, main: Callable[..., None], *args: Any, timeout_s: float, shared: bool = False) -> None:
+        fd, log = tempfile.mkstemp(prefix="b70-child-", suffix=".log")
+        os.close(fd)
+        self.log = Path(log)
+        self.timeout_s = timeout_s
+        self.at_arm = _context.RawValue("i", -1)
+        self.pipe, theirs = _context.Pipe()
+        head = (theirs, self.at_arm) if shared else (theirs,)
+        self.process = _context.Process(target=main, args=(*head, *args, str(self.log)), daemon=True)
+        self.process.start()
+        theirs.close()
+
+    def listen(self) -> Iterator[Message | Died]:
+        """Messages as they come. A child that says nothing for ``timeout_s`` is killed."""
+        index = 0
+        try:
+            while True:
+                if not self.pipe.poll(self.timeout_s):
+                    yield self._died(index, timed_out=True)
+                    return
+                try:
+                    message: Message = self.pipe.recv()
+                except (EOFError, ConnectionResetError):
+                    yield self._died(index, timed_out=False)
+                    return
+                if isinstance(message, Done):
+                    yield message
+                    return
+                if isinstance(message, Started):
+                    index = message.index
+                yield message
+        finally:
+            self.stop()
+
+    def _died(self, index: int, *, timed_out: bool) -> Died:
+        self.stop()
+        how = f"silent for {self.timeout_s:.0f} s" if timed_out else _ending(self.process.exitcode)
+        tail = "\n".join(self.log.read_text(errors="replace").splitlines()[-8:]) if self.log.exists() else ""
+        return Died(index, timed_out, how, tail)
+
+    def stop(self) -> None:
+        """End the child, whatever it is doing, and wait for it."""
+        self.process.join(0.2)
+        if self.process.is_alive():
+            self.process.kill()
+            self.process.join(5)
+        self.pipe.close()
+
+    def forget(self) -> None:
+        """Remove the log."""
+        self.log.unlink(missing_ok=True)
+
+
+def _ending(code: int | None) -> str:
+    if code is None:
+        return "no exit code"
+    if code < 0:
+        return f"signal {signal.Signals(-code).name}"
+    return f"exit code {code}"
+
+

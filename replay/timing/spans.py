@@ -1,0 +1,158 @@
+"""Time spans of calls, in blocks of random order, on the device's own clock.
+
+Runs in a child process. The clock and the random source are taken before any kernel is loaded, so that a kernel which
+patches ``time`` afterwards times nothing but itself.
+"""
+
+import gc
+import hashlib
+from collections.abc import Callable, Mapping
+from time import perf_counter_ns
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from replay.devices import Device
+from replay.exactness import Got
+from replay.model import Ceilings, Interval, Sample, Value
+
+if TYPE_CHECKING:
+    from replay.session.buffers import Binding
+
+_clock = perf_counter_ns
+
+# A span shorter than this is dominated by what surrounds it; on a CPU 0.5 ms is a thousand times the clock's reading.
+MIN_SPAN_NS = {"cpu": 500_000}
+MIN_SPAN_ACCELERATOR_NS = 2_000_000
+MAX_CALLS = 1000
+WARM_WINDOW = 10
+WARM_SLOPE = 0.005
+WARM_LIMIT_NS = 150_000_000
+
+
+class Options(Value, frozen=True):
+    """How a case is timed."""
+
+    blocks: int
+    cache: str
+    seed: int
+    process: int
+
+
+Runs = Mapping[str, list[tuple[Callable[[Mapping[str, Any]], None], dict[str, Any]]]]
+
+
+class Timer:
+    """Times arms of one case. All arms share the bindings, and the position in the ring runs on over all of them."""
+
+    def __init__(
+        self, device: Device, bindings: list["Binding"], runs: Runs, options: Options, flags: tuple[str, ...], at_arm: Any
+    ) -> None:
+        self.device, self.bindings, self.runs, self.options = device, bindings, runs, options
+        self.flags, self.at_arm = flags, at_arm
+        self.position = 0
+        self.numbers = {arm: i for i, arm in enumerate(runs)}
+
+    def blocks(self, case: str) -> tuple[tuple[Sample, ...], dict[str, Got]]:
+        """Every block holds one sample of each arm in random order; one timed call an arm is kept for the oracle."""
+        key = hashlib.sha256(f"{case}/{self.options.seed}/{self.options.process}".encode()).digest()[:16]
+        rng = np.random.Generator(np.random.Philox(key=np.frombuffer(key, np.uint64)))
+        names = list(self.runs)
+        calls, flags = {}, {}
+        for arm in names:
+            calls[arm], flags[arm] = self._warm_up(arm)
+        checked = {arm: int(rng.integers(0, self.options.blocks)) for arm in names}
+        samples: list[Sample] = []
+        outputs: dict[str, Got] = {}
+        begin = _clock()
+        gc.collect()
+        gc.disable()
+        try:
+            for block in range(self.options.blocks):
+                for i in rng.permutation(len(names)):
+                    arm = names[int(i)]
+                    last = (self.position + calls[arm] - 1) % len(self.bindings)
+                    if checked[arm] == block:
+                        self.bindings[last].poison_outputs(0x7B)
+                        self.device.synchronize()
+                    at = _clock() - begin
+                    elapsed = self._span(arm, calls[arm])
+                    samples.append(Sample(block, arm, calls[arm], elapsed, at, flags[arm] + self.flags))
+                    if checked[arm] == block:
+                        outputs[arm] = Got(self.bindings[last].outputs(), 0x7B)
+        finally:
+            gc.enable()
+        return tuple(samples), outputs
+
+    def _span(self, arm: str, calls: int) -> int:
+        """Nanoseconds of ``calls`` calls on consecutive bindings, the wait for the device included."""
+        runs, position, n = self.runs[arm], self.position, len(self.bindings)
+        todo = [runs[(position + i) % n] for i in range(calls)]
+        self.position = (position + calls) % n
+        self.at_arm.value = self.numbers[arm]
+        begin = _clock()
+        for run, tensors in todo:
+            run(tensors)
+        self.device.synchronize()
+        return _clock() - begin
+
+    def _warm_up(self, arm: str) -> tuple[int, tuple[str, ...]]:
+        """(calls a sample, flags). Goes on until the last window of spans has no slope, not for a count."""
+        single = min(self._span(arm, 1) for _ in range(3))
+        least = MIN_SPAN_NS.get(self.device.kind, MIN_SPAN_ACCELERATOR_NS)
+        calls = int(np.clip(-(-least // max(single, 1)), 1, MAX_CALLS))
+        window: list[float] = []
+        begin = _clock()
+        while True:
+            window.append(self._span(arm, calls) / calls)
+            if len(window) >= WARM_WINDOW:
+                recent = np.array(window[-WARM_WINDOW:])
+                slope = np.polyfit(np.arange(WARM_WINDOW), recent, 1)[0] * WARM_WINDOW / np.median(recent)
+                if abs(slope) < WARM_SLOPE:
+                    return calls, ()
+                if _clock() - begin > WARM_LIMIT_NS:
+                    return calls, ("not_stationary",)
+
+
+# ---------------------------------------------------------------- ceilings
+
+CEILING_PASSES = 8
+CEILING_REPEATS = 11
+
+
+def ceilings(device: Device) -> Ceilings:
+    """Read, copy and in-place rates past the last-level cache, the rate out of cache, and an empty launch.
+
+    Each is the best of every implementation at hand, torch's and our own.
+    """
+    from replay.kernels.probes import probes
+
+    nbytes = CEILING_PASSES * device.llc_bytes()
+    best: dict[str, tuple[Interval, str]] = {}
+    for probe in probes(device, nbytes):
+        interval = _interval([_time_one(device, probe.call, probe.calls) for _ in range(CEILING_REPEATS)])
+        if probe.nbytes:
+            rate = Interval(*(probe.nbytes / us / 1e3 for us in (interval.mid, interval.hi, interval.lo)))
+            better = probe.term not in best or rate.mid > best[probe.term][0].mid
+        else:
+            rate, better = interval, probe.term not in best or interval.mid < best[probe.term][0].mid
+        if better:
+            best[probe.term] = (rate, probe.name)
+    return Ceilings(
+        *(best[term][0] for term in ("read", "copy", "inplace", "hot", "launch")), {t: name for t, (_, name) in best.items()}
+    )
+
+
+def _time_one(device: Device, call: Callable[[], None], calls: int) -> float:
+    """µs a call."""
+    begin = _clock()
+    for _ in range(calls):
+        call()
+    device.synchronize()
+    return (_clock() - begin) / calls / 1e3
+
+
+def _interval(values: list[float]) -> Interval:
+    """Median and the order statistics 2 and 10 of 11, which cover it with 98.8 %."""
+    ordered = sorted(values)
+    return Interval(ordered[len(ordered) // 2], ordered[1], ordered[-2])
