@@ -4,5 +4,11 @@ import sys
 
 from replay.cli import main
 
-if __name__ == "__main__":
+
+def entry() -> None:
+    """The console script."""
     sys.exit(main())
+
+
+if __name__ == "__main__":
+    entry()

@@ -83,5 +83,3 @@ def _cpu_llc_bytes() -> int:
         text = index.read_text().strip()
         sizes.append(int(text.rstrip("KM")) << {"K": 10, "M": 20}.get(text[-1], 0))
     return max(sizes[1:] or sizes)
-
-

@@ -18,6 +18,7 @@ PACKAGES = ("torch", "numpy", "scipy", "msgspec", "intel-sycl-rt", "intel-opencl
 
 
 def package_version(package: str) -> str:
+    """The installed version of a distribution, or ``absent``."""
     try:
         return version(package)
     except PackageNotFoundError:

@@ -1,5 +1,6 @@
 """What a capture looks like in numbers: rows, skew, repeats, overlap. Pure functions of token rows, and a summary."""
 
+import itertools
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -29,7 +30,7 @@ def repeat_rate(rows: list[tuple[int, ...]]) -> float:
 
 def overlap(rows: list[tuple[int, ...]]) -> float:
     """Mean number of experts that neighbouring tokens share."""
-    return float(np.mean([len(set(a) & set(b)) for a, b in zip(rows, rows[1:], strict=False)])) if len(rows) > 1 else 0.0
+    return float(np.mean([len(set(a) & set(b)) for a, b in itertools.pairwise(rows)])) if len(rows) > 1 else 0.0
 
 
 @dataclass

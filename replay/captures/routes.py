@@ -5,10 +5,13 @@ between fields are made on numpy arrays, a batch at a time, and only a batch tha
 say where. Nothing here selects or interprets rows.
 """
 
+import contextlib
+import gc
 import io
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, groupby
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +22,7 @@ from numpy.typing import NDArray
 from replay.captures.explain import explain
 from replay.errors import InputError
 
-BLOCK_BYTES = 1 << 20
+BLOCK_BYTES = 1 << 15  # a block's Python objects then stay in a core's cache; larger ones read at half the speed
 MAX_LINE_BYTES = 64 << 20  # a 2048-token prefill call with 1024 counts is under 1 MiB; beyond this it is no route file
 
 
@@ -65,14 +68,15 @@ class V1Record(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Batch:
-    """Consecutive checked records of one shape. ``lines`` are their raw bytes, unknown fields and all.
+    """Consecutive checked records of one shape; ``lines`` are their raw bytes, unknown fields and all.
 
     ``topk_ids`` int64 [records, tokens, k], or None where ids were not captured; ``topk_weights`` float64 of the same
     shape, or None; ``first_line`` counts from 1.
     """
 
     first_line: int
-    lines: list[bytes]
+    block: bytes
+    block_first_line: int
     layers: list[str]
     stages: list[str]
     ranks: list[str]
@@ -82,6 +86,24 @@ class Batch:
     topk_ids: NDArray[np.int64] | None
     topk_weights: NDArray[np.float64] | None
     form: str
+
+    @property
+    def lines(self) -> list[bytes]:
+        """The records as they stand in the file."""
+        start = self.first_line - self.block_first_line
+        return self.block.split(b"\n")[start : start + len(self.layers)]
+
+
+@contextlib.contextmanager
+def _no_gc() -> Iterator[None]:
+    """Decoding makes lists by the hundred thousand and no cycle: the collector would only walk them again and again."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
 
 
 def read_batches(path: Path) -> Iterator[Batch]:
@@ -114,11 +136,10 @@ def _read_open(path: Path, stream: Any) -> Iterator[Batch]:
     for block in _whole_lines(path, stream):
         if reader is None:
             reader = _form_of(path, block)
-        lines = block.split(b"\n")
-        if not lines[-1]:
-            lines.pop()
-        yield from reader.batches(lines, line_no)
-        line_no += len(lines)
+        with _no_gc():
+            batches = reader.batches(block.removesuffix(b"\n"), line_no)
+        yield from batches
+        line_no += sum(len(batch.layers) for batch in batches)
     if reader is None:
         raise InputError(str(path), "file", "at least one record", "an empty file")
 
@@ -164,58 +185,60 @@ def _form_of(path: Path, block: bytes) -> "_Form":
 class _Form:
     """Decodes lines of one form and checks them in bulk."""
 
-    def __init__(self, path: Path, name: str, record: type[Any], check: Callable[..., str | None]) -> None:
+    def __init__(self, path: Path, name: str, record: type[Any], check: Callable[[Any], "Told"]) -> None:
         self.path, self.name, self.record, self.check = path, name, record, check
+        self.array_decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(list[record])  # type: ignore[valid-type]  # a type held in a variable
         self.decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(record)
 
-    def batches(self, lines: list[bytes], first_line: int) -> Iterator[Batch]:
-        """Checked batches of a block's lines; runs of equal shape become one batch."""
-        records = self._decode(lines, first_line)
-        start = 0
-        while start < len(records):
-            key = _shape_key(records[start])
-            stop = start + 1
-            while stop < len(records) and _shape_key(records[stop]) == key:
-                stop += 1
-            yield self._batch(records[start:stop], lines[start:stop], first_line + start)
+    def batches(self, block: bytes, first_line: int) -> list[Batch]:
+        """Checked batches of a block of lines; runs of equal shape become one batch."""
+        records = self._decode(block, first_line)
+        shapes = list(map(_shape_of, records))
+        if len(set(shapes)) == 1:
+            return [self._batch(records, block, first_line, first_line)]
+        found, start = [], 0
+        for _, run in groupby(shapes):
+            stop = start + len(list(run))
+            found.append(self._batch(records[start:stop], block, first_line, first_line + start))
             start = stop
+        return found
 
-    def _decode(self, lines: list[bytes], first_line: int) -> list[Any]:
-        try:
-            # An array of the lines decodes in one call; decode_lines would skip blank lines and lose the count.
-            records: list[Any] = _array_decoder(self.record).decode(b"[" + b",".join(lines) + b"]")
-            if len(records) == len(lines):
-                return records
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            pass
-        for number, line in enumerate(lines, first_line):
+    def _decode(self, block: bytes, first_line: int) -> list[Any]:
+        """The block's records, in one call where every line is one object, else line by line to say which is not."""
+        joined = block.replace(b"}\n{", b"},{")
+        if b"\n" not in joined:
             try:
-                self.decoder.decode(line)
+                records: list[Any] = self.array_decoder.decode(b"[" + joined + b"]")
+                if len(records) == block.count(b"\n") + 1:
+                    return records
+            except (msgspec.DecodeError, UnicodeDecodeError):
+                pass
+        records = []
+        for number, line in enumerate(block.split(b"\n"), first_line):
+            try:
+                records.append(self.decoder.decode(line))
             except (msgspec.DecodeError, UnicodeDecodeError) as error:
                 raise explain(f"{self.path}:{number}", line, self.record, error) from None
-        raise InputError(f"{self.path}:{first_line}", "line", "one JSON object a line", "records that span lines")
+        return records
 
-    def _batch(self, records: list[Any], lines: list[bytes], first_line: int) -> Batch:
+    def _batch(self, records: list[Any], block: bytes, block_first_line: int, first_line: int) -> Batch:
         head = records[0]
         tokens, k, experts = head.num_tokens, head.top_k, head.num_experts
-        has_ids = head.topk_ids is not None
         try:
             if k < 1 or tokens < 1 or experts < 1:
                 raise _Suspect
-            ids = _dense([r.topk_ids for r in records], tokens, k, np.int64) if has_ids else None
-            weights = None
-            if getattr(head, "topk_weights", None) is not None:
-                weights = _dense([r.topk_weights for r in records], tokens, k, np.float64)
+            ids = _dense(records, "topk_ids", tokens, k, np.int64)
+            weights = _dense(records, "topk_weights", tokens, k, np.float64) if self.name == "v1" else None
             if not _bulk_ok(records, ids, weights, experts, self.name):
                 raise _Suspect
         except _Suspect:
             for number, record in enumerate(records, first_line):
                 if told := self.check(record):
-                    raise InputError(f"{self.path}:{number}", *told) from None  # type: ignore[arg-type]  # a 3-tuple
+                    raise InputError(f"{self.path}:{number}", *told) from None
             raise
         return Batch(
-            first_line, lines, [r.layer for r in records], [r.stage for r in records],
-            [str(_rank(r)) for r in records], tokens, k, experts, ids, weights, self.name,
+            first_line, block, block_first_line, list(map(_layer, records)), list(map(_stage, records)),
+            _ranks(records, self.name), tokens, k, experts, ids, weights, self.name,
         )  # fmt: skip
 
 
@@ -223,28 +246,26 @@ class _Suspect(Exception):
     """A bulk check failed: walk the records one by one."""
 
 
-_decoders: dict[type[Any], Any] = {}
+_shape_of = attrgetter("num_tokens", "top_k", "num_experts")
+_layer, _stage, _rank = attrgetter("layer"), attrgetter("stage"), attrgetter("rank")
 
 
-def _array_decoder(record: type[Any]) -> Any:
-    if record not in _decoders:
-        _decoders[record] = msgspec.json.Decoder(list[record])
-    return _decoders[record]
-
-
-def _shape_key(r: Any) -> tuple[Any, ...]:
-    return (r.num_tokens, r.top_k, r.num_experts, r.topk_ids is None, getattr(r, "topk_weights", None) is None)
-
-
-def _rank(record: Any) -> str | int:
+def _ranks(records: list[Any], form: str) -> list[str]:
     """The lab's launcher left ``rank`` empty and filled ``local_rank``."""
-    for value in (record.rank, getattr(record, "local_rank", None)):
-        if value not in (None, ""):
-            return value  # type: ignore[no-any-return]  # decoded as str | int
-    return ""
+    ranks = list(map(_rank, records))
+    if form == "lab" and not any(ranks):
+        ranks = list(map(attrgetter("local_rank"), records))
+    names = {r: "" if r is None else str(r) for r in set(ranks)}
+    return [names[r] for r in ranks]
 
 
-def _dense(nested: list[list[list[Any]]], tokens: int, k: int, dtype: type[Any]) -> NDArray[Any]:
+def _dense(records: list[Any], field: str, tokens: int, k: int, dtype: type[Any]) -> NDArray[Any] | None:
+    """One nested field of all records as [records, tokens, k], or None where no record has it."""
+    nested = list(map(attrgetter(field), records))
+    if None in nested:
+        if any(value is not None for value in nested):
+            raise _Suspect
+        return None
     rows = list(chain.from_iterable(nested))
     if len(rows) != len(nested) * tokens or set(map(len, rows)) != {k} or set(map(len, nested)) != {tokens}:
         raise _Suspect
@@ -262,46 +283,53 @@ def _bulk_ok(records: list[Any], ids: Any, weights: Any, experts: int, form: str
         if ((ordered[..., 1:] == ordered[..., :-1]) & (ordered[..., 1:] >= 0)).any():
             return False
     if form == "v1":
-        return all(
-            (r.padding is None or len(r.padding) == r.num_tokens)
-            and (r.requests is None or len(r.requests) == r.num_tokens)
-            for r in records
-        )
+        tokens = records[0].num_tokens
+        listed = chain(map(attrgetter("padding"), records), map(attrgetter("requests"), records))
+        return set(map(len, [v for v in listed if v is not None])) <= {tokens}
     return _lab_counts_ok(records, ids, experts)
 
 
 def _lab_counts_ok(records: list[Any], ids: Any, experts: int) -> bool:
     """counts, assignments, nonzero_experts and max_rows_per_expert against one another and against the ids."""
-    counts = _counts(records, experts)
-    told = np.array(
-        [(r.shape[0], r.shape[1], r.assignments, r.nonzero_experts, r.max_rows_per_expert) for r in records], np.int64
-    )
     head = records[0]
-    if (told[:, 0] != head.num_tokens).any() or (told[:, 1] != head.top_k).any() or counts.min() < 0:
+    if set(map(_shape, records)) != {(head.num_tokens, head.top_k)}:
         return False
-    if (counts.sum(1) != told[:, 2]).any() or (counts.max(1) != told[:, 4]).any():
+    n = len(records)
+    counts = _counts(records, experts)
+    told = np.fromiter(chain.from_iterable(map(_told, records)), np.int64, 3 * n).reshape(-1, 3)
+    total = counts.sum(1, dtype=np.int64 if counts.dtype == np.int64 else np.uint32)
+    if (total != told[:, 0]).any():
         return False
-    if (np.count_nonzero(counts, axis=1) != told[:, 3]).any():
+    if ids is not None and head.num_tokens == 1:
+        # The ids of one token are distinct: a 1 at each of them and nothing beside is all there is to count.
+        flat = ids[:, 0, :]
+        valid = np.count_nonzero(flat >= 0, axis=1)
+        ones = counts[np.arange(n)[:, None], flat] == 1
+        return bool(
+            (ones | (flat < 0)).all() and (total == valid).all() and (told[:, 1] == valid).all()
+            and (told[:, 2] == (valid > 0)).all()
+        )  # fmt: skip
+    if counts.min() < 0 or (counts.max(1) != told[:, 2]).any() or (np.count_nonzero(counts, axis=1) != told[:, 1]).any():
         return False
     if ids is None:
-        return bool((told[:, 2] <= head.num_tokens * head.top_k).all())
-    n = len(records)
-    row = np.repeat(np.arange(n), ids[0].size)
-    flat = ids.reshape(-1)
-    keep = flat >= 0
-    want = np.bincount(row[keep] * experts + flat[keep], minlength=n * experts).reshape(n, experts)
-    return bool((want == counts).all())
+        return bool((told[:, 0] <= head.num_tokens * head.top_k).all())
+    cell = (np.arange(n)[:, None] * experts + ids.reshape(n, -1))[ids.reshape(n, -1) >= 0]
+    return bool((np.bincount(cell, minlength=n * experts).reshape(n, experts) == counts).all())
+
+
+_told = attrgetter("assignments", "nonzero_experts", "max_rows_per_expert")
+_shape = attrgetter("shape")
 
 
 def _counts(records: list[Any], experts: int) -> NDArray[Any]:
     """Counts as [records, experts]. One-digit counts, the rule in decode, are read straight from the bytes."""
-    raws = [bytes(r.counts) for r in records]
+    raws = list(map(attrgetter("counts"), records))
     width = 2 * experts + 1
     if set(map(len, raws)) == {width}:
         text = np.frombuffer(b"".join(raws), np.uint8).reshape(len(raws), width)
         digits = text[:, 1::2] - np.uint8(ord("0"))  # wraps past 9 for anything that is no digit
-        if (digits <= 9).all() and (text[:, 2:-1:2] == ord(",")).all():
-            return digits.astype(np.int64)
+        if digits.max() <= 9 and (text[:, 2:-1:2] == ord(",")).all():
+            return digits
     try:
         rows = msgspec.json.decode(b"[" + b",".join(raws) + b"]", type=list[list[int]])
     except (msgspec.DecodeError, UnicodeDecodeError):

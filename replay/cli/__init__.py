@@ -11,21 +11,21 @@ import click
 from replay import __version__
 from replay.errors import ReplayError
 
+COMMANDS = ("run", "capture", "doctor", "cache")
+
 
 class _Commands(click.Group):
     """``b70-replay --route-jsonl …`` is ``b70-replay run --route-jsonl …``; commands are imported when they are used."""
 
-    _modules = {"run": "run", "capture": "capture", "doctor": "doctor", "cache": "cache"}
-
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(self._modules)
+        return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         import importlib
 
-        if cmd_name not in self._modules:
+        if cmd_name not in COMMANDS:
             return None
-        module = importlib.import_module(f"replay.cli.{self._modules[cmd_name]}")
+        module = importlib.import_module(f"replay.cli.{cmd_name}")
         command: click.Command = module.command
         return command
 

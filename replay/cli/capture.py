@@ -20,8 +20,8 @@ def validate(path: Path) -> None:
     records = tokens = 0
     form = ""
     for batch in read_batches(capture.routes):
-        records += len(batch.lines)
-        tokens += len(batch.lines) * batch.num_tokens
+        records += len(batch.layers)
+        tokens += len(batch.layers) * batch.num_tokens
         form = batch.form
     said = f"manifest {capture.manifest.name} ({capture.manifest.origin})" if capture.manifest else "no manifest"
     click.echo(f"{path}: valid: {records:,} records, {tokens:,} token rows, form {form}, {said}, sha256 {capture.sha256[:16]}")

@@ -47,7 +47,9 @@ def _windows(text: str) -> tuple[int, ...]:
 @click.option("--mode", "modes", multiple=True, metavar="NAME=VALUE", help="A named mode, e.g. quant=recip_half_even.")
 @click.option("--cache", type=click.Choice(["warm", "cold-weights", "cold-all"]), default="cold-weights", show_default=True)
 @click.option("--blocks", type=click.IntRange(5), default=30, show_default=True, help="Timed blocks a case and process.")
-@click.option("--margin", type=click.FloatRange(0, 50), default=1.0, show_default=True, help="Percent within which times are the same.")
+@click.option(
+    "--margin", type=click.FloatRange(0, 50), default=1.0, show_default=True, help="Percent within which times are the same."
+)
 @click.option("--repeats", type=click.IntRange(2), default=4, show_default=True, help="Calls judged a case.")
 @click.option("--quick", is_flag=True, help="One process; so far every run is one.")
 @click.option("--seed", type=click.IntRange(0), default=7, show_default=True, help="Seed of everything drawn.")

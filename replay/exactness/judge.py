@@ -8,7 +8,9 @@ from replay.model import Case, Exact, Inexact, Problem
 from replay.stages.stage import Outputs, Stage, Tensors
 
 
-def judge(stage: Stage, case: Case, inputs: Tensors, want: Outputs, repeats: Sequence[Got], trespasses: Sequence[str]) -> Exact | Inexact:
+def judge(
+    stage: Stage, case: Case, inputs: Tensors, want: Outputs, repeats: Sequence[Got], trespasses: Sequence[str]
+) -> Exact | Inexact:
     """The outcome of one kernel on one case.
 
     Every repeat is compared with the oracle; repeats that differ from one another are NONDETERMINISTIC, and a wrong

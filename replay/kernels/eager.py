@@ -126,12 +126,11 @@ def grouped_gemm(a: "T", a_scale: "T", offsets: "T", w: "T", w_scale: "T", bias:
     import torch
 
     bounds = offsets.tolist()
+    # Accelerators have no int32 matmul; there sums below 2^53 are exact in f64.
+    wide = torch.int32 if a.device.type == "cpu" else torch.float64
     for e in [e for e in range(len(bounds) - 1) if bounds[e] < bounds[e + 1]]:
         part = slice(bounds[e], bounds[e + 1])
-        if a.device.type == "cpu":
-            acc = (a[part].int() @ w[e].int()).float()
-        else:  # no int32 matmul there; sums below 2^53 are exact in f64
-            acc = (a[part].double() @ w[e].double()).float()
+        acc = (a[part].to(wide) @ w[e].to(wide)).float()
         row, col = a_scale[part, None], w_scale[e][None, :]
         y = acc * row * col if epilogue == "row_then_col" else acc * (row * col)
         if bias is not None:

@@ -18,7 +18,7 @@ class ExpertRows:
     experts: I64
     rows: NDArray[Any]
 
-    def __getitem__(self, expert: int) -> NDArray[Any]:
+    def __getitem__(self, expert: int | np.integer[Any]) -> NDArray[Any]:
         at = int(np.searchsorted(self.experts, expert))
         if at == len(self.experts) or self.experts[at] != expert:
             raise KeyError(f"expert {expert} has no row here")

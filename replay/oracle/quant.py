@@ -1,5 +1,7 @@
 """Per-row int8 quantisation, all modes (semantics: MoE, step 2)."""
 
+from typing import Any
+
 import numpy as np
 
 from replay.oracle.arith import F32, I8, round_half_away
@@ -24,18 +26,18 @@ def quantize(x: F32, mode: str) -> tuple[I8, F32]:
 def _rows(x: F32, mode: str) -> tuple[I8, F32]:
     with np.errstate(all="ignore"):
         absmax: F32 = np.max(np.abs(x), axis=1)  # NaN wins, as it must: a row with both NaN and inf has scale NaN
-        m = absmax if mode == "rmsnorm_int8" else np.maximum(absmax, EPS)
-        scale = m / LIMIT
+        m: F32 = absmax if mode == "rmsnorm_int8" else np.maximum(absmax, EPS)
+        scale: F32 = np.divide(m, LIMIT, dtype=np.float32)
         if mode == "rmsnorm_int8":
-            scale = np.where(m > 0, scale, np.float32(1))
-        scale = np.where(np.isfinite(absmax), scale, absmax)
+            scale = np.where(m > 0, scale, np.float32(1)).astype(np.float32)
+        scale = np.where(np.isfinite(absmax), scale, absmax).astype(np.float32)
         q = _codes(x, m[:, None], scale[:, None], mode)
         # 0·inf, when 1/s overflows on a denormal row, is NaN: like every non-finite it quantises to 0.
         q = np.where(np.isfinite(absmax)[:, None] & ~np.isnan(q), q, np.float32(0))
     return q.astype(np.int8), scale
 
 
-def _codes(x: F32, m: F32, scale: F32, mode: str) -> F32:
+def _codes(x: F32, m: F32, scale: F32, mode: str) -> Any:
     if mode == "recip_half_away":
         return np.clip(round_half_away(x * (LIMIT / m)), -LIMIT, LIMIT)
     if mode == "recip_half_even":

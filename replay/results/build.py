@@ -14,12 +14,12 @@ SCHEMA = "b70-result/1"
 
 
 class Group(Value, frozen=True, kw_only=True):
-    """One line of the table: a kernel over all cases of one stage, geometry, layer and row count."""
+    """One line of the table: a kernel over all cases of one stage, geometry and row count; ``layers`` in file order."""
 
     stage: str
     geometry: str
     capture: str
-    layer: str
+    layers: str
     tokens: int
     modes: str
     kernel: str
@@ -170,19 +170,20 @@ def reproduction(plan: Plan, case: str, kernel: str) -> str:
 
 
 def _groups(seen: _Seen, rows: list[Row]) -> list[Group]:
-    """Rows of one table line together: same stage, geometry, layer, row count, modes and kernel."""
+    """Rows of one table line together: same stage, geometry, row count, modes and kernel."""
     ids = {str(c.id): c.id for c in seen.plan.cases}
     keyed: dict[tuple[str, ...], list[Row]] = {}
     for row in rows:
         c = ids[row.case]
         modes = ",".join(f"{n}={v}" for n, v in c.problem.modes)
-        key = (c.problem.stage, str(c.problem.geometry), c.source.capture, c.source.layer, str(c.source.rows), modes, row.kernel)
+        key = (c.problem.stage, str(c.problem.geometry), c.source.capture, str(c.source.rows), modes, row.kernel)
         keyed.setdefault(key, []).append(row)
-    return [_group(seen, key, members) for key, members in keyed.items()]
+    layers = {key: ",".join(dict.fromkeys(ids[r.case].source.layer for r in members)) for key, members in keyed.items()}
+    return [_group(seen, key, layers[key], members) for key, members in keyed.items()]
 
 
-def _group(seen: _Seen, key: tuple[str, ...], members: list[Row]) -> Group:
-    stage, geometry, capture, layer, tokens, modes, kernel = key
+def _group(seen: _Seen, key: tuple[str, ...], layers: str, members: list[Row]) -> Group:
+    stage, geometry, capture, tokens, modes, kernel = key
     red = next((r for r in members if not isinstance(r.outcome, Exact)), None)
     baseline = _baseline(seen.plan, stage)
     us = ratio = mde = None
@@ -190,14 +191,14 @@ def _group(seen: _Seen, key: tuple[str, ...], members: list[Row]) -> Group:
         mine = [s for r in members for p in seen.samples.get(r.case, {}).values() for s in p if s.arm == kernel]
         us = estimate.median_interval(estimate.us_per_call(mine)) if mine else None
         if kernel != baseline and us is not None:
-            pooled = {i: p for i, p in enumerate(p for r in members for p in seen.samples.get(r.case, {}).values())}
+            pooled = dict(enumerate(p for r in members for p in seen.samples.get(r.case, {}).values()))
             compared = estimate.comparison(pooled, kernel, baseline)
             ratio, mde = (compared.ratio, compared.mde) if compared else (None, None)
     floors = [r.floor for r in members if r.floor is not None]
     floor_us = sum(f.us for f in floors) / len(floors) if floors else None
     verdict, why = _group_verdict(members, ratio, seen.plan.margin) if red is None and us else (None, "")
     return Group(
-        stage=stage, geometry=geometry, capture=capture, layer=layer, tokens=int(tokens), modes=modes, kernel=kernel,
+        stage=stage, geometry=geometry, capture=capture, layers=layers, tokens=int(tokens), modes=modes, kernel=kernel,
         cases=len(members), exact=_grade(members), us=us, floor_us=floor_us,
         floor_term=floors[0].term if floors else None,
         times_floor=us.mid / floor_us if us and floor_us else None, ratio=ratio, mde=mde, verdict=verdict,

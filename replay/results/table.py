@@ -16,7 +16,11 @@ def _number(value: float) -> str:
 
 
 def _percent(value: float) -> str:
-    return f"{value:+.0%}".replace("%", " %").replace("-", "−") if abs(value) >= 0.1 else f"{value:+.1%}".replace("%", " %").replace("-", "−")
+    return (
+        f"{value:+.0%}".replace("%", " %").replace("-", "−")
+        if abs(value) >= 0.1
+        else f"{value:+.1%}".replace("%", " %").replace("-", "−")
+    )
 
 
 def _interval(i: Interval) -> str:
@@ -45,7 +49,7 @@ def cells(group: Group, quick: bool) -> list[str]:
 def _title(first: Group, lines: Sequence[Group], result: Result) -> str:
     tokens = f"{first.tokens} token" + ("s" if first.tokens > 1 else "")
     base = next((g.kernel for g in lines if g.verdict == "BASELINE"), None)
-    parts = [first.stage, first.geometry.replace(":", " ", 1), f"{first.capture} {first.layer}", tokens, f"{first.cases} cases"]
+    parts = [first.stage, first.geometry.replace(":", " ", 1), f"{first.capture} {first.layers}", tokens, f"{first.cases} cases"]
     if first.modes:
         parts.append(first.modes)
     parts += [result.cache, f"baseline {base}" if base else "no baseline", f"device {result.device}"]
@@ -64,8 +68,8 @@ def _floor_line(lines: Sequence[Group]) -> str:
 def text(result: Result, where: str, *, markdown: bool = False) -> str:
     """The whole report: one table a group, floors, ceilings, what is missing, what to do next."""
     out = []
-    for _, members in groupby(result.groups, key=lambda g: (g.stage, g.geometry, g.capture, g.layer, g.tokens, g.modes)):
-        lines = [g for g in members]
+    for _, members in groupby(result.groups, key=lambda g: (g.stage, g.geometry, g.capture, g.tokens, g.modes)):
+        lines = list(members)
         shown = [g for g in lines if g.exact != "UNAVAILABLE"]
         title = _title(lines[0], shown, result)
         out.append(f"### {title}\n" if markdown else title)

@@ -41,7 +41,9 @@ class Arms:
         self.packed.clear()
         return STAGES[case.problem.stage].inputs(case)
 
-    def weights(self, kernel: Kernel, inputs: Tensors, slots: NDArray[Any] | None = None, copy: int = 0) -> dict[str, "torch.Tensor"]:
+    def weights(
+        self, kernel: Kernel, inputs: Tensors, slots: NDArray[Any] | None = None, copy: int = 0
+    ) -> dict[str, "torch.Tensor"]:
         """The weight tables a kernel reads, prepacked where it declares so, with the active experts at ``slots``.
 
         Kernels with the same prepack share one table: it is packed expert by expert, then placed.

@@ -177,7 +177,9 @@ def _walk(path: Path) -> Iterator[tuple[Record, str, int]]:
             raise InputError(f"{path}:{number}", "record", "a journal record", str(error)) from None
         seal = _seal(seal, bytes(line.record))
         if seal != line.seal:
-            raise EnvironmentRefused(f"{path}:{number}: seal: expected {seal[:12]}…, got {line.seal[:12]}…: the journal was edited")
+            raise EnvironmentRefused(
+                f"{path}:{number}: seal: expected {seal[:12]}…, got {line.seal[:12]}…: the journal was edited"
+            )
         end += len(raw) + 1
         yield record, seal, end
 

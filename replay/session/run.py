@@ -6,15 +6,15 @@ What the journal already holds is not done again, which is all there is to ``--r
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from replay.errors import EnvironmentRefused
 from replay.exactness import Got, compare
 from replay.exactness.judge import judge
 from replay.kernels.registry import unavailable
-from replay.errors import EnvironmentRefused
 from replay.model import Case, Exact, Kernel, NotRun, Outcome
+from replay.oracle.moe import ExpertRows
 from replay.session import journal as j
 from replay.session.child import Ceiled, Raised, Ran, Sampled, judge_main, time_main
 from replay.session.workers import Died, Worker
-from replay.oracle.moe import ExpertRows
 from replay.stages import STAGES
 from replay.stages.stage import Outputs, Tensors
 from replay.timing.spans import Options
@@ -153,9 +153,7 @@ class Session:
     def _time(self, process: int) -> None:
         while jobs := self._jobs(process):
             options = Options(self.plan.blocks, self.plan.cache, self.plan.seed, process)
-            worker = Worker(
-                time_main, tuple(jobs), self.plan.device, options, self.load, timeout_s=TIME_TIMEOUT_S, shared=True
-            )
+            worker = Worker(time_main, tuple(jobs), self.plan.device, options, self.load, timeout_s=TIME_TIMEOUT_S, shared=True)
             self._hear_time(worker, process, jobs)
             worker.forget()
 
@@ -186,4 +184,3 @@ class Session:
         if not 0 <= number < len(kernels):
             raise EnvironmentRefused(f"timing process {process} died outside any kernel ({died.how}): {died.log_tail}")
         self.write(j.Dropped(process, str(case.id), kernels[number].id, f"{died.how} while it was timed"))
-

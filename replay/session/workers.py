@@ -99,5 +99,3 @@ def _ending(code: int | None) -> str:
     if code < 0:
         return f"signal {signal.Signals(-code).name}"
     return f"exit code {code}"
-
-

@@ -57,13 +57,15 @@ class Chain:
     @functools.cached_property
     def remapped(self) -> Any:
         """(rows, scales) in expert order."""
-        return oracle.remap(*self.quantized, self.permuted)
+        q, scale = self.quantized
+        return oracle.remap(q, scale, self.permuted)
 
     @functools.cached_property
     def gate_up(self) -> Any:
         """GEMM1's output, bf16 [V, 2I]."""
+        a, a_scale = self.remapped
         w13, scale = self.weight("w13"), self.weight("w13_scale")
-        return oracle.grouped_gemm(*self.remapped, self.offsets, w13, scale, self.modes["epilogue"])
+        return oracle.grouped_gemm(a, a_scale, self.offsets, w13, scale, self.modes["epilogue"])
 
     @functools.cached_property
     def activated(self) -> Any:
@@ -73,8 +75,9 @@ class Chain:
     @functools.cached_property
     def down(self) -> Any:
         """GEMM2's output, bf16 [V, H]."""
+        h, h_scale = self.activated
         w2, scale = self.weight("w2"), self.weight("w2_scale")
-        return oracle.grouped_gemm(*self.activated, self.offsets, w2, scale, self.modes["epilogue"])
+        return oracle.grouped_gemm(h, h_scale, self.offsets, w2, scale, self.modes["epilogue"])
 
     @functools.cache  # noqa: B019  # the cache lives as long as the chain, of which a handful exist
     def weight(self, name: str) -> ExpertRows:
@@ -323,7 +326,9 @@ def _remap(p: Problem, t: Any) -> Outputs:
 
 def _gemm1(p: Problem, t: Any) -> Outputs:
     bias = t.get("w13_bias")
-    return {"gate_up": oracle.grouped_gemm(t["a"], t["a_scale"], t["offsets"], t["w13"], t["w13_scale"], p.mode("epilogue"), bias)}
+    return {
+        "gate_up": oracle.grouped_gemm(t["a"], t["a_scale"], t["offsets"], t["w13"], t["w13_scale"], p.mode("epilogue"), bias)
+    }
 
 
 def _act_quant(p: Problem, t: Any) -> Outputs:
@@ -333,8 +338,8 @@ def _act_quant(p: Problem, t: Any) -> Outputs:
 
 
 def _gemm2(p: Problem, t: Any) -> Outputs:
-    bias = t.get("w2_bias")
-    return {"y": oracle.grouped_gemm(t["h"], t["h_scale"], t["offsets"], t["w2"], t["w2_scale"], p.mode("epilogue"), bias)}
+    weights = t["w2"], t["w2_scale"]
+    return {"y": oracle.grouped_gemm(t["h"], t["h_scale"], t["offsets"], *weights, p.mode("epilogue"), t.get("w2_bias"))}
 
 
 def _combine(p: Problem, t: Any) -> Outputs:

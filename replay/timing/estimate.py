@@ -1,6 +1,7 @@
 """From samples to a time and a comparison. Pure; medians, never means or minima."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +16,7 @@ def median_interval(values: Values) -> Interval:
     from scipy.stats import quantile_test
 
     mid = float(np.median(values))
-    interval = quantile_test(values, q=mid, p=0.5).confidence_interval(0.95)
+    interval: Any = quantile_test(values, q=mid, p=0.5).confidence_interval(0.95)
     lo = float(interval.low) if np.isfinite(interval.low) else float(values.min())
     hi = float(interval.high) if np.isfinite(interval.high) else float(values.max())
     return Interval(mid, lo, hi)

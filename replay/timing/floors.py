@@ -34,7 +34,7 @@ def memory_rate(work: Work, ceilings: Ceilings) -> Interval:
 
 
 def floor_case(work: Work, ceilings: Ceilings, cache: str) -> Floor:
-    """The floor of one case under a cache state: ``cold-weights`` as the stage says, ``cold-all`` everything cold, ``warm`` nothing."""
+    """The floor under a cache state: ``cold-weights`` as the stage says, ``cold-all`` everything cold, ``warm`` nothing."""
     cold, hot = work.read_bytes + work.write_bytes, work.hot_bytes
     if cache == "cold-all":
         cold, hot = cold + hot, 0

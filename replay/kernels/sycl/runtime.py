@@ -152,7 +152,7 @@ class Bundle:
         return self.kernels[name]
 
 
-Argument = str | ctypes._SimpleCData | range | None
+Argument = Any  # a tensor's name, a ctypes value, a range of local bytes, or None
 
 
 class Program:

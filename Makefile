@@ -1,0 +1,50 @@
+# Two commands: `make bench-moe` replays the shipped capture and prints the table, `make test` checks the project.
+# Each prepares what it needs first. PYTHON picks the interpreter, TORCH_INDEX another package index for torch.
+
+PYTHON ?= python3
+TORCH_INDEX ?=
+VENV := .venv
+BIN := $(VENV)/bin
+CONSTRAINTS := constraints/cpu-3.11.txt
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS)
+STAMP := $(VENV)/.made-from
+WANT := $(shell cat setup.cfg $(CONSTRAINTS) | sha256sum | cut -c1-16) $(TORCH_INDEX)
+
+.DEFAULT_GOAL := help
+.PHONY: help venv bench-moe test lint captures bench-self clean
+
+help: ## this list
+	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/:[^#]*## /\t/' | expand -t 16
+
+# Made again only when setup.cfg, the constraints or the index changed.
+venv: ## the environment in .venv (about a minute the first time)
+	@if [ "$$(cat $(STAMP) 2>/dev/null)" != "$(WANT)" ]; then \
+	  echo "making $(VENV): torch, SYCL runtime, tools; about 1 to 3 minutes, 3 GB"; \
+	  rm -rf $(VENV) && $(PYTHON) -m venv $(VENV) && \
+	  $(PIP) setuptools && \
+	  $(PIP) torch $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) && \
+	  $(PIP) --no-build-isolation -e '.[cpu,dev]' && \
+	  echo "$(WANT)" > $(STAMP); \
+	fi
+
+bench-moe: venv ## replay the shipped capture through every MoE kernel; about a minute
+	@echo "bench-moe: 16 cases a layer of captures/qwen36-generated, all MoE stages, QUICK (one process); about 2 minutes"
+	@$(BIN)/b70-replay run --capture qwen36-generated --route-layer-regex 'layers\.9\.' --stage 'moe.*' --quick $(ARGS)
+
+test: venv lint ## everything that must hold; about 8 minutes
+	@echo "test: unit, field, packaging and acceptance tests; about 8 minutes on 2 cores"
+	@$(BIN)/python -m pytest $(ARGS)
+	@for script in tests/acceptance/[0-9]*.sh; do echo "== $$script"; PATH="$(CURDIR)/$(BIN):$$PATH" bash $$script || exit 1; done
+
+lint: venv ## ruff and mypy --strict
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
+
+captures: venv ## make the shipped captures again from their seeds
+	@$(BIN)/python -m replay.captures.generate captures/qwen36-generated
+
+bench-self: venv ## benchmarks of the tool itself
+	@$(BIN)/python bench/self/read_routes.py
+
+clean: ## remove the environment, build products and cache
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf "$${B70_CACHE:-$${XDG_CACHE_HOME:-$$HOME/.cache}/b70-replay}"
