@@ -132,7 +132,7 @@ def _nothing(path: Path, select: Select, layers: set[str], stages: set[str], wit
         ("--route-stage-regex", select.stage_regex, stages),
     ):
         if pattern is not None and not any(re.search(pattern, name) for name in names):
-            raise InputError(option, "pattern", f"one that matches a name in {path}: {_few(names)}", repr(pattern))
+            raise InputError(option, "pattern", f"one that matches a name in {path}: {_few(names)}", f"'{pattern}'")
     if without_ids:
         raise InputError(str(path), "topk_ids", "captured expert ids", f"{without_ids} records without any")
     raise InputError(str(path), "filters", "token rows left to replay", "none")

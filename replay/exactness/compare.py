@@ -4,6 +4,7 @@ A NaN equals a NaN of whatever payload and nothing else. Rows are judged one by 
 the whole tensor can pass with rows of zeros in it.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -54,6 +55,11 @@ class Mismatch:
         )
 
 
+def _by_row(array: NDArray[Any]) -> NDArray[Any]:
+    """[rows, elements of a row], for no row as well."""
+    return array.reshape(len(array), math.prod(array.shape[1:]))
+
+
 def _bits(array: NDArray[Any], dtype: str) -> NDArray[Any]:
     """Integers that are equal exactly when the values are: NaNs folded into one."""
     flat = np.ascontiguousarray(array)
@@ -89,9 +95,9 @@ def _compare_one(spec: Spec, want: NDArray[Any], got: Got) -> Mismatch | None:
     array = got.outputs[spec.name]
     valid = len(want)
     a, b = _bits(want, spec.dtype), _bits(array[:valid], spec.dtype)
-    wrong = (a != b).reshape(valid, -1)
+    wrong = _by_row(a != b)
     if wrong.any():
-        distance = np.abs(_ordered(a, spec.dtype) - _ordered(b, spec.dtype)).reshape(valid, -1)
+        distance = _by_row(np.abs(_ordered(a, spec.dtype) - _ordered(b, spec.dtype)))
         flips = wrong.sum(1)
         row = int(np.lexsort((-flips, -distance.max(1)))[0])
         column = int(distance[row].argmax()) if distance[row].any() else int(wrong[row].argmax())
@@ -101,7 +107,7 @@ def _compare_one(spec: Spec, want: NDArray[Any], got: Got) -> Mismatch | None:
             _show(array[:valid].reshape(valid, -1)[row, column], spec.dtype),
         )  # fmt: skip
     tail = np.ascontiguousarray(array[valid:])
-    touched = (tail.view(np.uint8) != got.poison).reshape(len(tail), -1) if tail.size else np.empty((0, 1), bool)
+    touched = _by_row(tail.view(np.uint8) != got.poison) if tail.size else np.empty((0, 1), bool)
     if touched.any():
         row = int(touched.any(1).argmax())
         column = int(touched[row].argmax()) // tail.dtype.itemsize
@@ -122,7 +128,7 @@ def same_bits(specs: tuple[Spec, ...], first: Arrays, second: Arrays) -> tuple[s
         if spec.role not in ("out", "inout"):
             continue
         a, b = _bits(first[spec.name], spec.dtype), _bits(second[spec.name], spec.dtype)
-        rows = (a != b).reshape(len(a), -1).any(1)
+        rows = _by_row(a != b).any(1)
         if rows.any():
             return spec.name, np.flatnonzero(rows).tolist()
     return None

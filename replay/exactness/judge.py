@@ -62,9 +62,10 @@ def other_modes(stage: Stage, problem: Problem) -> list[Problem]:
 def _matching_mode(stage: Stage, case: Case, got: Got) -> str:
     """``; matches mode …`` when the output is right under another named mode. Draws the case again, weights and all."""
     problem, inputs = case.problem, stage.inputs(case)
+    matches: dict[str, list[str]] = {}
     for other in other_modes(stage, problem):
         name = next(n for n, v in other.modes if problem.mode(n) != v)
         canonical = Got(stage.canonical(other, inputs, got.outputs), got.poison)
         if compare(stage.specs(problem), stage.oracle(other, inputs), canonical) is None:
-            return f"; matches mode {name}={other.mode(name)}, asked {name}={problem.mode(name)}"
-    return ""
+            matches.setdefault(name, []).append(other.mode(name))
+    return "".join(f"; matches mode {n}={' or '.join(values)}, asked {n}={problem.mode(n)}" for n, values in matches.items())

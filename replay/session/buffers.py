@@ -4,6 +4,7 @@ Every buffer belongs to the harness. A *binding* is one set of a stage's tensors
 at different addresses. Expert weights live in a *table* that is shared by all bindings.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -158,7 +159,7 @@ class Tables:
 
         key = (name, (total, *rows.shape[1:]), str(rows.dtype), copy)
         if key not in self.kept:
-            nbytes = total * rows[:1].numel() * rows.element_size()
+            nbytes = math.prod(key[1]) * rows.element_size()
             storage = self.device.empty_bytes(nbytes)
             storage.fill_(POISON_BYTES[0])
             self.kept[key] = storage.view(rows.dtype).reshape(key[1])

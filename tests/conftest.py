@@ -1,0 +1,69 @@
+"""What tests share: where the lab's captures are, small cases, and running one kernel in this process."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from replay.devices import Device
+from replay.exactness.judge import judge
+from replay.kernels.registry import load_file, registered
+from replay.model import Case, CaseId, Geometry, Outcome, Routes, Source, preset
+from replay.session import child
+from replay.session.arms import Arms
+from replay.stages import STAGES, problem_for
+
+ROOT = Path(__file__).resolve().parent.parent
+LAB = ROOT.parent / "shared" / "captures" / "lab"
+LAB_ROUTES = LAB / "qwen36-routecapture6-rank0-layers9-14.jsonl"
+
+needs_lab = pytest.mark.skipif(not LAB.is_dir(), reason="the lab's captures are not beside this checkout")
+
+SMALL = Geometry.parse("qwen36:tp4:hidden=64,experts=16,top_k=4,inter=16")
+
+
+def draw_routes(rng: np.random.Generator, tokens: int, experts: int, top_k: int, padding: float = 0.0) -> Routes:
+    """Random routes: distinct ids per token, each turned into −1 with probability ``padding``."""
+    rows = [rng.choice(experts, top_k, replace=False) for _ in range(tokens)]
+    return Routes(tuple(tuple(int(e) if rng.random() >= padding else -1 for e in row) for row in rows))
+
+
+def make_case(stage: str, geometry: Geometry = SMALL, tokens: int = 3, seed: int = 7, padding: float = 0.0, **modes: str) -> Case:
+    """A case with drawn routes."""
+    rng = np.random.default_rng(seed)
+    routes = draw_routes(rng, tokens, geometry.experts, geometry.top_k, padding)
+    problem = problem_for(STAGES[stage], geometry, tokens, modes)
+    return Case(CaseId(problem, Source("drawn", "L9", 0, tokens), seed), routes)
+
+
+def judge_here(kernel_id: str, case: Case, load: str | None = None, repeats: int = 2) -> Outcome:
+    """Judge one kernel in this process; for kernels that are safe to run here."""
+    kernels = registered([load] if load else [])
+    if load:
+        load_file(load)
+    stage = STAGES[case.problem.stage]
+    inputs = stage.inputs(case)
+    want = stage.canonical(case.problem, inputs, stage.oracle(case.problem, inputs))
+    ran = child._run_case(Arms(Device("cpu")), kernels[kernel_id], case, 0, repeats)
+    return judge(stage, case, inputs, want, ran.repeats, ran.trespasses)
+
+
+Cli = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def cli(tmp_path: Path) -> Cli:
+    """Run ``python -m replay`` in an empty directory."""
+
+    def run(*args: object, **kwargs: object) -> "subprocess.CompletedProcess[str]":
+        command = [sys.executable, "-m", "replay", *map(str, args)]
+        options = {"capture_output": True, "text": True, "cwd": tmp_path, "timeout": 240, **kwargs}
+        return subprocess.run(command, check=False, **options)  # type: ignore[call-overload]  # options are forwarded
+
+    return run
+
+
+QWEN36 = preset("qwen36", 4)

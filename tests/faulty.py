@@ -1,0 +1,105 @@
+"""Kernels with one planted fault each, for every stage: ``faulty:STAGE:FAULT``. Each wraps the eager kernel.
+
+flip      one bit of one output element is inverted
+swap      two rows of an output are exchanged
+drop      the last row of an output is never written
+scribble  a byte behind an output is written
+mutate    an input is changed
+"""
+
+import importlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from replay.kernels import eager
+from replay.model import Kernel, Problem
+from replay.stages import STAGES
+
+_EAGER = {k.stage: k for k in eager.KERNELS}
+OUTPUT = {
+    "moe.quantize": "q",
+    "moe.route": "unpermuted_to_permuted",
+    "moe.remap": "a",
+    "moe.gemm1": "gate_up",
+    "moe.act_quant": "h",
+    "moe.gemm2": "y",
+    "moe.combine": "out",
+    "moe.middle": "y",
+    "moe.layer": "out",
+}
+
+
+def _bytes(tensor: Any) -> Any:
+    import torch
+
+    return tensor.view(torch.uint8)
+
+
+def flip(t: Mapping[str, Any], output: str) -> None:
+    """Invert the lowest bit of the last element."""
+    _bytes(t[output])[-1, -t[output].element_size()] ^= 1
+
+
+def swap(t: Mapping[str, Any], output: str) -> None:
+    """Exchange the first two rows."""
+    t[output][[0, 1]] = t[output][[1, 0]]
+
+
+def drop(t: Mapping[str, Any], output: str) -> None:
+    """Leave the poison in row 0, as a kernel that skips it would (poison alternates, so it is never right twice)."""
+    t[output][0] = 0
+
+
+def scribble(t: Mapping[str, Any], output: str) -> None:
+    """Write one element past the end."""
+    tensor = t[output]
+    beyond = tensor.as_strided((tensor.numel() + 1,), (1,))
+    beyond[-1] = 1
+
+
+def mutate(t: Mapping[str, Any], output: str) -> None:
+    """Change the first input."""
+    first = next(iter(t.values()))
+    _bytes(first.reshape(-1))[0] ^= 1
+
+
+FAULTS = (flip, swap, drop, scribble, mutate)
+
+
+def _prepare(stage: str, fault: Callable[[Mapping[str, Any], str], None]) -> Callable[..., Any]:
+    def prepare(problem: Problem, weights: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], None]:
+        module, _, name = _EAGER[stage].prepare.partition(":")
+        right = getattr(importlib.import_module(module), name)(problem, weights)
+
+        def run(t: Mapping[str, Any]) -> None:
+            right(t)
+            fault(t, OUTPUT[stage])
+
+        return run
+
+    return prepare
+
+
+def _prepare_mode(stage: str, mode: str, value: str) -> Callable[..., Any]:
+    def prepare(problem: Problem, weights: Mapping[str, Any]) -> Any:
+        module, _, name = _EAGER[stage].prepare.partition(":")
+        return getattr(importlib.import_module(module), name)(problem.with_mode(mode, value), weights)
+
+    return prepare
+
+
+def _kernels() -> list[Kernel]:
+    found = []
+    for stage in OUTPUT:
+        variants = {f.__name__: _prepare(stage, f) for f in FAULTS}
+        for mode, values in STAGES[stage].modes.items():
+            plain = [v for v in values if v.replace("_", "").isalnum() and mode != "bias"]
+            variants |= {f"{mode}-{v}": _prepare_mode(stage, mode, v) for v in plain}
+        for variant, prepare in variants.items():
+            name = f"prepare_{stage}_{variant}"
+            globals()[name] = prepare
+            found.append(Kernel(id=f"faulty:{stage}:{variant}", prepare=f":{name}"))
+    return found
+
+
+KERNELS = _kernels()
