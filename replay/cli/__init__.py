@@ -51,6 +51,9 @@ def main(argv: list[str] | None = None) -> int:
     except ReplayError as error:
         click.echo(str(error), err=True)
         return error.exit_code
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.ctx.get_help() if error.ctx else "", err=True)
+        return 2
     except click.ClickException as error:
         context = getattr(error, "ctx", None)
         where = context.command_path if context else "b70-replay"

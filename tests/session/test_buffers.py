@@ -1,0 +1,65 @@
+"""Buffers: fresh addresses, guards on both sides, poison, strides and offsets."""
+
+import numpy as np
+import pytest
+import torch
+
+from replay.devices import Device
+from replay.model import Spec
+from replay.session.buffers import POISON_BYTES, Guarded, Tables, bind, checksum, to_torch
+
+CPU = Device("cpu")
+
+
+@pytest.mark.parametrize("spec", [Spec("y", "out", (3, 5), "bf16"), Spec("y", "out", (3, 5), "f32", (9, 1), 7), Spec("y", "out", (0, 5), "i64")])
+def test_guards_see_one_byte_on_either_side(spec: Spec) -> None:
+    """Intact while only elements are written; broken by the byte before and the byte behind."""
+    buffer = Guarded(spec, CPU)
+    buffer.tensor.fill_(1)
+    assert buffer.tensor.shape == spec.shape
+    assert buffer.tensor.stride() == (spec.stride or buffer.tensor.stride())
+    assert buffer.guards_intact()
+    for at in (buffer.begin - 1, buffer.end):
+        kept = int(buffer.bytes[at])
+        buffer.bytes[at] = kept ^ 0xFF
+        assert not buffer.guards_intact()
+        buffer.bytes[at] = kept
+
+
+def test_a_binding_notices_what_was_written() -> None:
+    """A changed input and a write behind an output are told by name; outputs begin as poison."""
+    specs = (Spec("x", "in", (4,), "f32"), Spec("y", "out", (4,), "f32"))
+    binding = bind(specs, {"x": np.arange(4, dtype=np.float32)}, {}, CPU)
+    assert binding.trespasses() == []
+    assert (binding.outputs()["y"].view(np.uint8) == POISON_BYTES[0]).all()
+    binding.tensors["x"][2] = 9
+    binding.buffers["y"].bytes[binding.buffers["y"].end] = 0
+    assert binding.trespasses() == ["wrote outside y", "changed its input x"]
+
+
+def test_bindings_have_addresses_of_their_own() -> None:
+    """No two bindings share a buffer."""
+    specs = (Spec("x", "in", (4,), "f32"),)
+    ring = [bind(specs, {"x": np.zeros(4, np.float32)}, {}, CPU) for _ in range(8)]
+    assert len({b.tensors["x"].data_ptr() for b in ring}) == 8
+
+
+def test_tables_hold_poison_wherever_no_expert_is() -> None:
+    """Placed rows at their slots, poison elsewhere, also after the next case placed others."""
+    tables = Tables(CPU)
+    rows = to_torch(np.arange(8, dtype=np.int8).reshape(2, 4), "i8")
+    tables.place("w", 6, np.array([1, 4]), rows)
+    table = tables.place("w", 6, np.array([0, 4]), rows)
+    assert table[0].tolist() == [0, 1, 2, 3]
+    assert table[4].tolist() == [4, 5, 6, 7]
+    assert (table[[1, 2, 3, 5]] == -1).all()
+    tiled = tables.place("w", 6, np.arange(6), rows)
+    assert tiled[::2].tolist() == [[0, 1, 2, 3]] * 3
+
+
+def test_checksum_sees_one_changed_byte() -> None:
+    """Whatever the dtype and the length."""
+    for tensor in (torch.zeros(1001, dtype=torch.int8), torch.zeros(33, dtype=torch.float32)):
+        before = checksum({"w": tensor})
+        tensor.view(torch.uint8)[-1] = 1
+        assert checksum({"w": tensor}) != before

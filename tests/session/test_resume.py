@@ -1,0 +1,89 @@
+"""Whatever moment a run is killed at, --resume ends with the result document of an undisturbed run, times apart."""
+
+import json
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from replay.session import journal as j
+from tests.conftest import Cli
+
+RUN = (
+    "run", "--capture", "qwen36-generated", "--route-layer-regex", r"layers\.9\.", "--max-cases", "2", "--stage", "moe.route",
+    "--stage", "moe.gemm1", "--blocks", "5", "--repeats", "2", "--quick",
+)  # fmt: skip
+TIMED = {"journal_sha256", "ceilings", "drift", "us", "floor", "floor_us", "floor_term", "times_floor", "ratio", "mde", "argv"}
+TIMED |= {"timing", "comparison", "verdict"}
+
+
+def without_times(value: Any) -> Any:
+    """The document with every timing value, and what is derived from one, taken out."""
+    if isinstance(value, dict):
+        keep = {k: without_times(v) for k, v in value.items() if k not in TIMED}
+        return {k: v for k, v in keep.items() if not (k == "detail" and value.get("verdict") not in (None, ""))}
+    return [without_times(v) for v in value] if isinstance(value, list) else value
+
+
+def document(folder: Path) -> Any:
+    """A run's result document, times apart."""
+    return without_times(json.loads((folder / "result.json").read_text()))
+
+
+@pytest.mark.slow
+def test_killed_at_twenty_moments(cli: Cli, tmp_path: Path) -> None:
+    """kill −9 the run, all through its length; then resume."""
+    begin = time.monotonic()
+    assert cli(*RUN, "-o", "whole").returncode == 0
+    length = time.monotonic() - begin
+    whole = document(tmp_path / "whole")
+    assert len(whole["rows"]) == 6
+    moments = random.Random(20)
+    resumed = 0
+    for trial in range(20):
+        folder = tmp_path / f"killed{trial}"
+        command = [sys.executable, "-m", "replay", *RUN, "-o", str(folder)]
+        process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        time.sleep(length * (trial + moments.random()) / 20)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        if not (folder / j.NAME).exists() or not (folder / j.NAME).read_bytes().count(b"\n"):
+            assert trial < 8, "the journal begins early in a run"
+            continue
+        done = cli("run", "--resume", folder)
+        assert done.returncode == 0, done.stderr
+        assert document(folder) == whole
+        resumed += 1
+    assert resumed >= 12
+
+
+def test_a_finished_run_resumes_to_itself(cli: Cli, tmp_path: Path) -> None:
+    """Nothing is done twice: the journal does not grow, and the table is printed again."""
+    first = cli(*RUN[:7], "--stage", "moe.route", "--blocks", "5", "-o", "done")
+    assert first.returncode == 0, first.stderr
+    size = (tmp_path / "done" / j.NAME).stat().st_size
+    again = cli("run", "--resume", "done")
+    assert again.returncode == 0
+    assert (tmp_path / "done" / j.NAME).stat().st_size == size
+    assert again.stdout == first.stdout
+
+
+def test_resume_refuses_another_identity(cli: Cli, tmp_path: Path) -> None:
+    """A kernel file that changed since the run began is named, exit 5."""
+    kernel = tmp_path / "mine.py"
+    kernel.write_text(
+        "from replay.model import Kernel\nfrom replay.kernels.eager import prepare_route\n"
+        "KERNELS = [Kernel(id='mine:moe.route', prepare=':prepare_route')]\n"
+    )
+    done = cli(*RUN[:7], "--stage", "moe.route", "--kernel", "mine:*", "--load", kernel, "--blocks", "5", "-o", "run")
+    assert done.returncode == 0, done.stderr
+    kernel.write_text(kernel.read_text() + "# rebuilt\n")
+    again = cli("run", "--resume", "run")
+    assert again.returncode == 5
+    assert "the identity changed: sources" in again.stderr
+    assert "mine.py" in again.stderr

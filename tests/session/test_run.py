@@ -1,0 +1,131 @@
+"""A run from end to end: crashing, hanging and wrong kernels beside right ones, and a user's own kernel."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Cli
+
+KERNELS = """
+import os, time, torch
+from replay.kernels.eager import prepare_route, route
+from replay.model import Kernel
+
+def right(problem, weights):
+    return prepare_route(problem, weights)
+
+def crashing(problem, weights):
+    return lambda t: os.kill(os.getpid(), 11)
+
+def raising(problem, weights):
+    def run(t):
+        raise ValueError("no such tile")
+    return run
+
+def noop(problem, weights):
+    return lambda t: None
+
+def later_wrong(problem, weights):
+    calls = []
+    ok = prepare_route(problem, weights)
+    def run(t):
+        ok(t)
+        calls.append(1)
+        if len(calls) > 10:
+            t["offsets"][0] = 1
+    return run
+
+def dies_when_timed(problem, weights):
+    calls = []
+    ok = prepare_route(problem, weights)
+    def run(t):
+        ok(t)
+        calls.append(1)
+        if len(calls) > 10:
+            os.kill(os.getpid(), 9)
+    return run
+
+def flaky(problem, weights):
+    calls = []
+    ok = prepare_route(problem, weights)
+    def run(t):
+        ok(t)
+        calls.append(1)
+        if len(calls) == 3:
+            t["rows_per_expert"][5] += 1
+    return run
+
+NAMES = ("right", "crashing", "raising", "noop", "later_wrong", "dies_when_timed", "flaky")
+KERNELS = [Kernel(id=f"mine:moe.route:{n}", prepare=f":{n}") for n in NAMES]
+KERNELS.append(Kernel(id="mine:moe.route:elsewhere", prepare=":right", devices=("xpu",)))
+KERNELS.append(Kernel(id="mine:moe.route:needy", prepare=":right", needs=("python:no_such_module",)))
+"""
+
+
+@pytest.fixture
+def kernels(tmp_path: Path) -> Path:
+    """A user's file of kernels."""
+    path = tmp_path / "mine.py"
+    path.write_text(KERNELS)
+    return path
+
+
+def test_every_kernel_gets_its_own_answer(cli: Cli, tmp_path: Path, kernels: Path) -> None:
+    """Crashes, exceptions, no-ops and late faults are each charged to their kernel; the right ones get their times."""
+    done = cli(
+        "run", "--capture", "qwen36-generated", "--stage", "moe.route", "--max-cases", 1, "--route-layer-regex", r"\.9\.",
+        "--load", kernels, "--blocks", 5, "-o", "run",
+    )  # fmt: skip
+    assert done.returncode == 1, done.stderr
+    rows = {r["kernel"].rpartition(":")[2]: r for r in json.loads((tmp_path / "run" / "result.json").read_text())["rows"]}
+    status = {k: r["outcome"].get("grade") or r["outcome"]["status"] for k, r in rows.items()}
+    assert status == {
+        "moe.route": "BITWISE", "right": "BITWISE", "crashing": "CRASHED", "raising": "CRASHED", "noop": "FAIL",
+        "later_wrong": "FAIL", "dies_when_timed": "CRASHED", "flaky": "NONDETERMINISTIC", "elsewhere": "UNAVAILABLE",
+        "needy": "UNAVAILABLE",
+    }  # fmt: skip
+    assert "signal SIGSEGV" in rows["crashing"]["outcome"]["detail"]
+    assert rows["raising"]["outcome"]["detail"] == "ValueError: no such tile"
+    assert "no such tile" in rows["raising"]["outcome"]["log_tail"]
+    assert "in a timed call" in rows["later_wrong"]["outcome"]["detail"]
+    assert "signal SIGKILL while it was timed" in rows["dies_when_timed"]["outcome"]["detail"]
+    assert "3 of 4 repeats right" in rows["flaky"]["outcome"]["detail"]
+    assert rows["right"]["outcome"]["timing"]["samples"] == 5
+    assert "unavailable: mine:moe.route:elsewhere (runs on xpu, not on cpu)" in done.stdout
+    assert "mine:moe.route:needy (no Python module no_such_module)" in done.stdout
+
+
+def test_the_reproduction_line_reproduces(cli: Cli, tmp_path: Path, kernels: Path) -> None:
+    """The command printed under a red line runs that line again, and ends as red."""
+    done = cli(
+        "run", "--capture", "qwen36-generated", "--stage", "moe.route", "--kernel", "*:noop", "--max-cases", 2, "--load",
+        kernels, "--seed", 9, "-o", "run",
+    )  # fmt: skip
+    assert done.returncode == 1
+    line = next(text for text in done.stdout.splitlines() if "reproduce:" in text)
+    command = line.partition("reproduce: b70-replay ")[2]
+    import shlex
+
+    again = cli(*shlex.split(command), "-o", "again")
+    assert again.returncode == 1, again.stderr
+    before, after = (json.loads((tmp_path / n / "result.json").read_text())["rows"] for n in ("run", "again"))
+    assert after[0]["outcome"] == before[0]["outcome"]
+    assert after[0]["case"] == before[0]["case"]
+
+
+def test_naming_an_unavailable_kernel_is_refused(cli: Cli, kernels: Path) -> None:
+    """Exit 5 when a kernel named exactly cannot run; a glob that sweeps it in is no request."""
+    base = ("run", "--capture", "qwen36-generated", "--stage", "moe.route", "--max-cases", 1, "--load", kernels, "--blocks", 5)
+    assert cli(*base, "--kernel", "mine:moe.route:needy").returncode == 5
+    assert cli(*base, "--kernel", "mine:*:right", "--kernel", "mine:*:needy").returncode == 0
+
+
+def test_requirements(cli: Cli, kernels: Path) -> None:
+    """--require faster and floor:X end with 3 or 4 where they are not met."""
+    base = ("run", "--capture", "qwen36-generated", "--stage", "moe.route", "--max-cases", 1, "--load", kernels, "--blocks", 5)
+    both = ("--kernel", "eager:*", "--kernel", "mine:*:right")
+    assert cli(*base, *both, "--require", "exact").returncode == 0
+    assert cli(*base, *both, "--require", "faster").returncode in (3, 4)
+    assert cli(*base, *both, "--require", "floor:0.5").returncode in (3, 4)
+    assert cli(*base, "--kernel", "eager:*", "--require", "faster").returncode == 3
