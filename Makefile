@@ -28,7 +28,7 @@ venv: ## the environment in .venv (about a minute the first time)
 	fi
 
 bench-moe: venv ## replay the shipped capture through every MoE kernel; about a minute
-	@echo "bench-moe: 16 cases a layer of captures/qwen36-generated, all MoE stages, QUICK (one process); about 2 minutes"
+	@echo "bench-moe: 16 cases of layer 9 of captures/qwen36-generated, all MoE stages, QUICK (one process); about a minute"
 	@$(BIN)/b70-replay run --capture qwen36-generated --route-layer-regex 'layers\.9\.' --stage 'moe.*' --quick $(ARGS)
 
 test: venv lint ## everything that must hold; about 8 minutes

@@ -26,7 +26,19 @@ ALLOWED = {
     "timing": {"model", "devices", "exactness"},
     "verdict": {"model", "timing"},
     "identity": {"captures", "data"},
-    "session": {"errors", "model", "captures", "oracle", "stages", "devices", "exactness", "kernels", "timing", "identity", "data"},
+    "session": {
+        "errors",
+        "model",
+        "captures",
+        "oracle",
+        "stages",
+        "devices",
+        "exactness",
+        "kernels",
+        "timing",
+        "identity",
+        "data",
+    },
     "results": {"model", "session", "timing", "verdict"},
     "cli": {"errors", "model"},
 }
@@ -65,7 +77,9 @@ def test_arrows(room: str) -> None:
         assert not extra, f"{path.name} imports {extra}"
 
 
-@pytest.mark.parametrize(("room", "never"), [("oracle", "kernels"), ("kernels", "oracle"), ("kernels", "session"), ("exactness", "kernels")])
+@pytest.mark.parametrize(
+    ("room", "never"), [("oracle", "kernels"), ("kernels", "oracle"), ("kernels", "session"), ("exactness", "kernels")]
+)
 def test_forbidden_even_inside_functions(room: str, never: str) -> None:
     """Oracle and kernels share no code; a kernel cannot reach the session."""
     for path in files(room):
@@ -96,7 +110,9 @@ def test_light_commands_import_nothing_heavy(arguments: list[str], tmp_path: Pat
     assert done.stderr.strip().splitlines()[-1] == "[]"
 
 
-@pytest.mark.parametrize("module", ["replay.model", "replay.exactness", "replay.verdict", "replay.timing.estimate", "replay.results.build"])
+@pytest.mark.parametrize(
+    "module", ["replay.model", "replay.exactness", "replay.verdict", "replay.timing.estimate", "replay.results.build"]
+)
 def test_pure_modules_need_no_device(module: str) -> None:
     """They import without torch."""
     code = f"import sys, {module}; sys.exit('torch' in sys.modules)"

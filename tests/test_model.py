@@ -35,7 +35,9 @@ def test_case_id_reads_as_documented() -> None:
     assert str(CaseId.parse(text)) == text
 
 
-@pytest.mark.parametrize("text", ["", "moe.layer", "moe.layer@nope:tp4/a/L9/r0+1#7", "m@qwen36:tp3/a/L9/r0+1#7", "m@qwen36:tp4/a/L9/r0+1"])
+@pytest.mark.parametrize(
+    "text", ["", "moe.layer", "moe.layer@nope:tp4/a/L9/r0+1#7", "m@qwen36:tp3/a/L9/r0+1#7", "m@qwen36:tp4/a/L9/r0+1"]
+)
 def test_bad_case_id_is_a_value_error(text: str) -> None:
     """Anything else is refused with what was expected."""
     with pytest.raises(ValueError, match="expected"):

@@ -121,16 +121,23 @@ def remap(q: "T", scale: "T", permuted: "T", rows: "T", row_scales: "T") -> None
     row_scales[to] = scale[token]
 
 
-def grouped_gemm(a: "T", a_scale: "T", offsets: "T", w: "T", w_scale: "T", bias: "T | None", epilogue: str, out: "T") -> None:
-    """Rows of each expert against its weights s8 [K, N]; s32 sums are exact, so only the epilogue's order matters."""
+def wide_scratch(w: "T") -> "T":
+    """Room for one expert's weights [K, N] in a dtype whose products sum exactly: no int32 matmul on accelerators."""
+    import torch
+
+    return torch.empty(w.shape[1:], dtype=torch.int32 if w.device.type == "cpu" else torch.float64, device=w.device)
+
+
+def grouped_gemm(
+    a: "T", a_scale: "T", offsets: "T", w: "T", w_scale: "T", bias: "T | None", epilogue: str, scratch: "T", out: "T"
+) -> None:
+    """Rows of each expert against its weights s8 [K, N]; sums are exact, so only the epilogue's order matters."""
     import torch
 
     bounds = offsets.tolist()
-    # Accelerators have no int32 matmul; there sums below 2^53 are exact in f64.
-    wide = torch.int32 if a.device.type == "cpu" else torch.float64
     for e in [e for e in range(len(bounds) - 1) if bounds[e] < bounds[e + 1]]:
         part = slice(bounds[e], bounds[e + 1])
-        acc = (a[part].to(wide) @ w[e].to(wide)).float()
+        acc = (a[part].to(scratch.dtype) @ scratch.copy_(w[e])).float()
         row, col = a_scale[part, None], w_scale[e][None, :]
         y = acc * row * col if epilogue == "row_then_col" else acc * (row * col)
         if bias is not None:
@@ -215,25 +222,24 @@ def prepare_remap(problem: Problem, weights: "Tensors") -> "Run":
     return run
 
 
-def _prepare_gemm(problem: Problem, rows: str, weight: str, out: str) -> "Run":
-    epilogue = problem.mode("epilogue")
+def _prepare_gemm(problem: Problem, weights: "Tensors", rows: str, weight: str, out: str) -> "Run":
+    epilogue, scratch = problem.mode("epilogue"), wide_scratch(weights[weight])
 
     def run(t: "Tensors") -> None:
-        grouped_gemm(
-            t[rows], t[f"{rows}_scale"], t["offsets"], t[weight], t[f"{weight}_scale"], t.get(f"{weight}_bias"), epilogue, t[out]
-        )
+        bias = t.get(f"{weight}_bias")
+        grouped_gemm(t[rows], t[f"{rows}_scale"], t["offsets"], t[weight], t[f"{weight}_scale"], bias, epilogue, scratch, t[out])
 
     return run
 
 
 def prepare_gemm1(problem: Problem, weights: "Tensors") -> "Run":
     """moe.gemm1."""
-    return _prepare_gemm(problem, "a", "w13", "gate_up")
+    return _prepare_gemm(problem, weights, "a", "w13", "gate_up")
 
 
 def prepare_gemm2(problem: Problem, weights: "Tensors") -> "Run":
     """moe.gemm2."""
-    return _prepare_gemm(problem, "h", "w2", "y")
+    return _prepare_gemm(problem, weights, "h", "w2", "y")
 
 
 def prepare_act_quant(problem: Problem, weights: "Tensors") -> "Run":
@@ -265,12 +271,13 @@ def prepare_middle(problem: Problem, weights: "Tensors") -> "Run":
 
     epilogue, act, quant = (problem.mode(m) for m in ("epilogue", "act", "quant"))
     inter = problem.geometry.inter
+    scratch13, scratch2 = wide_scratch(weights["w13"]), wide_scratch(weights["w2"])
 
     def run(t: "Tensors") -> None:
         gate_up = torch.empty(t["a"].shape[0], 2 * inter, dtype=torch.bfloat16, device=t["a"].device)
-        grouped_gemm(t["a"], t["a_scale"], t["offsets"], t["w13"], t["w13_scale"], None, epilogue, gate_up)
+        grouped_gemm(t["a"], t["a_scale"], t["offsets"], t["w13"], t["w13_scale"], None, epilogue, scratch13, gate_up)
         h, h_scale = act_quant(gate_up, act, quant)  # rows past the valid ones are garbage that no expert owns
-        grouped_gemm(h, h_scale, t["offsets"], t["w2"], t["w2_scale"], None, epilogue, t["y"])
+        grouped_gemm(h, h_scale, t["offsets"], t["w2"], t["w2_scale"], None, epilogue, scratch2, t["y"])
 
     return run
 

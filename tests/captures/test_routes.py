@@ -38,7 +38,9 @@ def v1_record(**changes: Any) -> dict[str, Any]:
 
 def write(path: Path, *records: dict[str, Any] | bytes) -> Path:
     """Records as lines; bytes stand as they are."""
-    path.write_bytes(b"".join(r if isinstance(r, bytes) else json.dumps(r, separators=(",", ":")).encode() + b"\n" for r in records))
+    path.write_bytes(
+        b"".join(r if isinstance(r, bytes) else json.dumps(r, separators=(",", ":")).encode() + b"\n" for r in records)
+    )
     return path
 
 
@@ -114,7 +116,10 @@ WRONG_V1 = [
     (v1_record(requests=[]), "F:2: requests: expected 1 values, as num_tokens says, got 0"),
     (v1_record(topk_ids=...), "F:2: topk_ids: expected a value, got no such field"),
     (v1_record(topk_ids=[[-2, 1]]), "F:2: topk_ids[0][0]: expected 0 ≤ id < 8, or -1, got -2"),
-    (json.dumps(v1_record(topk_weights=[[0, 1]])).replace("1]]", "NaN]]").encode() + b"\n", "F:2: line: expected a JSON object, got"),
+    (
+        json.dumps(v1_record(topk_weights=[[0, 1]])).replace("1]]", "NaN]]").encode() + b"\n",
+        "F:2: line: expected a JSON object, got",
+    ),
 ]
 
 

@@ -53,7 +53,9 @@ def test_the_mode_that_matches_is_told(stage: str, mode: str, value: str) -> Non
         case = make_case(stage, WIDE, tokens=160 if mode == "epilogue" else 32, seed=seed)
         outcome = judge_here(f"faulty:{stage}:{mode}-{value}", case, FAULTY)
         if isinstance(outcome, Inexact):
-            told = outcome.detail.partition(f"matches mode {mode}=")[2].partition(f", asked {mode}={STAGES[stage].modes[mode][0]}")[0]
+            told = outcome.detail.partition(f"matches mode {mode}=")[2].partition(
+                f", asked {mode}={STAGES[stage].modes[mode][0]}"
+            )[0]
             assert value in told.split(" or ")
             return
     pytest.fail(f"{value} never differed from the default in 6 cases")

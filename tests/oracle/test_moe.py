@@ -103,7 +103,9 @@ def test_activation_modes_differ_as_often_as_the_contract_says() -> None:
     """Rounded once against twice: about 27 % of values differ before quantisation hides some."""
     rng = np.random.default_rng(4)
     gate_up = rn_bf16(rng.standard_normal((32, 1024), np.float32))
-    scales = {act: moe.act_quant(gate_up, act, "recip_half_away")[0] for act in ("silu_round_twice", "silu_round_once", "silu_f32")}
+    scales = {
+        act: moe.act_quant(gate_up, act, "recip_half_away")[0] for act in ("silu_round_twice", "silu_round_once", "silu_f32")
+    }
     assert (scales["silu_round_twice"] != scales["silu_round_once"]).any()
     assert (scales["silu_round_once"] != scales["silu_f32"]).any()
 
@@ -121,7 +123,9 @@ def test_layer_is_the_chain_of_its_stages() -> None:
     x = rn_bf16(rng.standard_normal((3, g), np.float32))
     ids = np.array([[0, 3], [-1, -1], [1, -1]], np.int32)
     weights = rng.random((3, 2), np.float32)
-    out = moe.layer(x, ids, weights, w, quant="recip_half_away", epilogue="row_then_col", act="silu_round_twice", combine_fma="off")
+    out = moe.layer(
+        x, ids, weights, w, quant="recip_half_away", epilogue="row_then_col", act="silu_round_twice", combine_fma="off"
+    )
     q, s = quantize(bf16_to_f32(x), "recip_half_away")
     _, offsets, permuted = moe.route(ids, 4)
     a, a_scale = moe.remap(q, s, permuted)

@@ -11,7 +11,9 @@ from replay.session.buffers import POISON_BYTES, Guarded, Tables, bind, checksum
 CPU = Device("cpu")
 
 
-@pytest.mark.parametrize("spec", [Spec("y", "out", (3, 5), "bf16"), Spec("y", "out", (3, 5), "f32", (9, 1), 7), Spec("y", "out", (0, 5), "i64")])
+@pytest.mark.parametrize(
+    "spec", [Spec("y", "out", (3, 5), "bf16"), Spec("y", "out", (3, 5), "f32", (9, 1), 7), Spec("y", "out", (0, 5), "i64")]
+)
 def test_guards_see_one_byte_on_either_side(spec: Spec) -> None:
     """Intact while only elements are written; broken by the byte before and the byte behind."""
     buffer = Guarded(spec, CPU)

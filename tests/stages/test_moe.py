@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from replay.model import CaseId, Case, Routes, Source
+from replay.model import Case, CaseId, Routes, Source
 from replay.oracle.moe import ExpertRows
 from replay.stages import STAGES, problem_for
 from tests.conftest import QWEN36, SMALL, make_case

@@ -1,0 +1,97 @@
+"""Documents: every `$` block runs, every `card$` block parses, and the outside kernel is really ten lines."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from replay.cli import cli as commands
+from tests.conftest import ROOT, Cli
+
+DOCS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCKS = [
+    (doc.name, line.strip())
+    for doc in DOCS
+    for block in re.findall(r"```console\n(.*?)```", doc.read_text(), re.DOTALL)
+    for line in block.splitlines()
+    if re.match(r"(card)?\$ ", line.strip())
+]
+
+
+def outside_kernel() -> str:
+    """The Python block of add-a-kernel.md."""
+    return re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "add-a-kernel.md").read_text(), re.DOTALL)[0]
+
+
+def words(line: str) -> list[str]:
+    """A documented command without its prompt, environment and comment."""
+    parts = shlex.split(line.partition("$ ")[2], comments=True)
+    while re.match(r"[A-Z_]+=", parts[0]):
+        parts.pop(0)
+    return parts
+
+
+RUNS = [b for b in BLOCKS if b[1].startswith("$ ") and words(b[1])[0] == "b70-replay"]
+
+
+@pytest.mark.parametrize(("doc", "line"), RUNS, ids=lambda v: str(v)[:60])
+def test_documented_command_runs(cli: Cli, tmp_path: Path, doc: str, line: str) -> None:
+    """Exit 0, or 1 where the document shows a kernel that is wrong on purpose."""
+    (tmp_path / "mine.py").write_text(outside_kernel())
+    done = cli(*words(line)[1:])
+    assert done.returncode == (1 if "mine.py" in line else 0), done.stderr
+
+
+@pytest.mark.parametrize(("doc", "line"), BLOCKS, ids=lambda v: str(v)[:60])
+def test_documented_command_exists(doc: str, line: str) -> None:
+    """Each command and each option is one that the tool, or the Makefile, has."""
+    parts = words(line)
+    if parts[0] == "make":
+        assert re.search(rf"^{parts[1]}:", (ROOT / "Makefile").read_text(), re.MULTILINE), line
+        return
+    assert parts[0] == "b70-replay", line
+    found: object = commands
+    rest = parts[1:]
+    if rest and rest[0].startswith("-"):
+        rest = ["run", *rest]
+    while rest and not rest[0].startswith("-") and hasattr(found, "get_command"):
+        found = found.get_command(None, rest.pop(0))
+        assert found is not None, line
+    options = {o for p in found.params for o in (*p.opts, *p.secondary_opts)} | {"--help", "--version"}  # type: ignore[attr-defined]  # a click command
+    assert {w.partition("=")[0] for w in rest if re.match(r"--?[a-z]", w)} <= options, line
+
+
+def test_the_outside_kernel_is_ten_lines() -> None:
+    """As its page says, comments and blank lines not counted."""
+    code = [t for t in outside_kernel().splitlines() if t.strip() and not t.startswith("#")]
+    assert len(code) <= 10
+
+
+def test_the_outside_kernel_is_caught(cli: Cli, tmp_path: Path) -> None:
+    """Half-even is told as such; asked for, it is right."""
+    (tmp_path / "mine.py").write_text(outside_kernel())
+    base = (
+        "run",
+        "--capture",
+        "qwen36-generated",
+        "--stage",
+        "moe.quantize",
+        "--route-window-size",
+        64,
+        "--load",
+        "mine.py",
+        "--blocks",
+        5,
+    )
+    wrong = cli(*base)
+    assert wrong.returncode == 1
+    assert re.search(r"mine:moe\.quantize:round +FAIL.* token .* expert.*matches mode quant=recip_half_even", wrong.stdout)
+    right = cli(*base, "--mode", "quant=recip_half_even")
+    assert right.returncode == 0, right.stdout
+
+
+def test_no_document_names_a_machine() -> None:
+    """No absolute path of a home or a work folder."""
+    for doc in DOCS:
+        assert not re.search(r"(^|\s)/(root|home|work)/", doc.read_text()), doc
