@@ -4,6 +4,7 @@ First form. Whatever cannot be read is ``unknown``, never left out.
 """
 
 import hashlib
+import importlib.util
 import platform
 from collections.abc import Iterable, Sequence
 from importlib.metadata import PackageNotFoundError, version
@@ -13,6 +14,8 @@ from typing import Any
 import replay
 from replay.captures.manifest import file_sha256
 from replay.data import path as data_path
+from replay.devices import cpu_model
+from replay.model import Kernel
 
 PACKAGES = ("torch", "numpy", "scipy", "msgspec", "intel-sycl-rt", "intel-opencl-rt", "dpctl", "triton")
 
@@ -46,7 +49,22 @@ def _libraries() -> dict[str, str]:
     return {n: file_sha256((root / n).resolve()) if (root / n).exists() else "unknown" for n in names}
 
 
-def collect(*, argv: Sequence[str], load: Iterable[str], seed: int, capture_sha256: str) -> dict[str, Any]:
+def _outside(kernels: Iterable[Kernel]) -> list[Path]:
+    """Source files of kernels that are not ours: those of ``--load``, and the modules that entry points name."""
+    found: dict[Path, None] = {}
+    for kernel in kernels:
+        if kernel.file:
+            found[Path(kernel.file)] = None
+        for reference in filter(None, (kernel.prepare, kernel.prepack)):
+            module = reference.partition(":")[0]
+            if module and module.split(".")[0] != "replay":
+                spec = importlib.util.find_spec(module)
+                if spec and spec.origin:
+                    found[Path(spec.origin)] = None
+    return [path for path in found if path.is_file()]
+
+
+def collect(*, argv: Sequence[str], kernels: Iterable[Kernel], seed: int, capture_sha256: str) -> dict[str, Any]:
     """The identity of a run, as plain JSON values. Reading it starts no device."""
     from replay.kernels.sycl.runtime import GPU_NUMERIC_FLAGS, NUMERIC_FLAGS
 
@@ -61,16 +79,17 @@ def collect(*, argv: Sequence[str], load: Iterable[str], seed: int, capture_sha2
         "sources": {
             "replay": _tree_sha256(package.rglob("*.py"), package),
             "sycl": _tree_sha256(data_path("sycl").glob("*.?pp"), data_path("sycl")),
-            **{str(Path(file).resolve()): file_sha256(Path(file)) for file in load},
+            **{str(path): file_sha256(path) for path in _outside(kernels)},
         },
         "libraries": _libraries(),
+        "device": cpu_model(),
         "capture": capture_sha256,
         "numeric_flags": {"sycl": list(NUMERIC_FLAGS), "sycl_gpu": list(GPU_NUMERIC_FLAGS)},
     }
 
 
 # What a resumed run must share with the one that began it; the command line may differ.
-BINDING = ("b70_replay", "python", "packages", "sources", "libraries", "capture", "numeric_flags")
+BINDING = ("b70_replay", "python", "packages", "sources", "libraries", "device", "capture", "numeric_flags")
 
 
 def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:

@@ -48,10 +48,22 @@ class Geometry(Value, frozen=True, kw_only=True):
         if not match or match[1] not in _PRESETS:
             raise ValueError(f"geometry {text!r}: expected PRESET:tpN with PRESET one of {', '.join(_PRESETS)}")
         base = preset(match[1], int(match[2]))
-        changes = dict(part.split("=", 1) for part in match[3].split(",")) if match[3] else {}
+        changes = dict(part.partition("=")[::2] for part in match[3].split(",")) if match[3] else {}
         if unknown := set(changes) - set(_SIZES):
-            raise ValueError(f"geometry {text!r}: no size is called {sorted(unknown)[0]!r}")
-        return msgspec.structs.replace(base, **{name: int(value) for name, value in changes.items()})
+            raise ValueError(f"geometry {text!r}: expected one of {', '.join(_SIZES)}, got {sorted(unknown)[0]!r}")
+        if bad := [f"{n}={v}" for n, v in changes.items() if not v.isdigit()]:
+            raise ValueError(f"geometry {text!r}: expected a whole number, got {bad[0]!r}")
+        return msgspec.structs.replace(base, **{name: int(value) for name, value in changes.items()}).checked()
+
+    def checked(self) -> "Geometry":
+        """This geometry, its preset known and its sizes possible; ValueError otherwise."""
+        preset(self.preset, self.tp)
+        for size in _SIZES:
+            if getattr(self, size) < 1:
+                raise ValueError(f"{size}: expected 1 or more, got {getattr(self, size)}")
+        if self.top_k > self.experts:
+            raise ValueError(f"top_k: expected at most experts {self.experts}, got {self.top_k}")
+        return self
 
 
 _SIZES = ("hidden", "experts", "top_k", "inter", "k_heads", "v_heads", "head_dim", "conv_width", "vocab", "layers")
@@ -161,10 +173,15 @@ class CaseId(Value, frozen=True):
 
 
 class Case(Value, frozen=True):
-    """One replayed problem together with its captured rows, so that a child process needs no capture file."""
+    """One replayed problem together with its captured rows, so that a child process needs no capture file.
+
+    ``second`` is the same case with other bytes: activations of another seed, each token's slots in reverse order,
+    the same experts and weights. A kernel that answers it with the first case's output has remembered, not computed.
+    """
 
     id: CaseId
     routes: Routes
+    second: bool = False
 
     @property
     def problem(self) -> Problem:
@@ -296,13 +313,20 @@ class Verdict(Value, frozen=True):
 # ---------------------------------------------------------------- what came of it
 
 
+class Prepack(Value, frozen=True):
+    """What a kernel's prepack made of the weights: sha256 of the active experts' rows, bytes of the whole table."""
+
+    sha256: str
+    table_bytes: int
+
+
 class Exact(Value, frozen=True, tag="exact", tag_field="kind"):
     """A green row: the only kind that can hold a time."""
 
     grade: Literal["BITWISE"]
     repeats: int
     timing: Timing | None = None
-    detail: str = ""
+    prepack: "Prepack | None" = None
 
 
 class Inexact(Value, frozen=True, tag="inexact", tag_field="kind"):

@@ -23,7 +23,7 @@ def decide(
     if not isinstance(outcome, Exact) or outcome.timing is None or floor is None or ceilings is None:
         return None
     reasons = tuple(flags)
-    if below_floor(outcome.timing.us.hi, floor.work, ceilings, cache):
+    if below_floor(outcome.timing.us.mid, floor.work, ceilings, cache):
         return Verdict("INVALID", quick, ("below_floor", *reasons))
     if comparison is None and "no_baseline" not in flags:
         return Verdict("BASELINE", quick, reasons)

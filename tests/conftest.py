@@ -5,13 +5,14 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
 from replay.devices import Device
-from replay.exactness.judge import judge
+from replay.exactness.judge import judge, judge_second
 from replay.kernels.registry import load_file, registered
-from replay.model import Case, CaseId, Geometry, Outcome, Routes, Source, preset
+from replay.model import Case, CaseId, Exact, Geometry, Outcome, Routes, Source, preset
 from replay.session import child
 from replay.session.arms import Arms
 from replay.stages import STAGES, problem_for
@@ -48,7 +49,12 @@ def judge_here(kernel_id: str, case: Case, load: str | None = None, repeats: int
     inputs = stage.inputs(case)
     want = stage.canonical(case.problem, inputs, stage.oracle(case.problem, inputs))
     ran = child._run_case(Arms(Device("cpu")), kernels[kernel_id], case, 0, repeats)
-    return judge(stage, case, inputs, want, ran.repeats, ran.trespasses)
+    outcome = judge(stage, case, inputs, want, ran.repeats, ran.trespasses)
+    second = msgspec.structs.replace(case, second=True)
+    other = stage.inputs(second)
+    wanted = stage.canonical(case.problem, other, stage.oracle(case.problem, other))
+    wrong = judge_second(stage, second, other, wanted, ran.second) if isinstance(outcome, Exact) else None
+    return wrong or outcome
 
 
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]

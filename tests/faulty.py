@@ -2,12 +2,13 @@
 
 flip      one bit of one output element is inverted
 swap      two rows of an output are exchanged
-drop      the last row of an output is never written
+drop      the first row of an output is never written
 scribble  a byte behind an output is written
 mutate    an input is changed
 """
 
 import importlib
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -46,8 +47,7 @@ def swap(t: Mapping[str, Any], output: str) -> None:
 
 
 def drop(t: Mapping[str, Any], output: str) -> None:
-    """Leave the poison in row 0, as a kernel that skips it would (poison alternates, so it is never right twice)."""
-    t[output][0] = 0
+    """Row 0 is what it was before the call; ``_prepare`` keeps it."""
 
 
 def scribble(t: Mapping[str, Any], output: str) -> None:
@@ -72,8 +72,11 @@ def _prepare(stage: str, fault: Callable[[Mapping[str, Any], str], None]) -> Cal
         right = getattr(importlib.import_module(module), name)(problem, weights)
 
         def run(t: Mapping[str, Any]) -> None:
+            before = t[OUTPUT[stage]][0].clone()
             right(t)
             fault(t, OUTPUT[stage])
+            if fault is drop:
+                t[OUTPUT[stage]][0] = before
 
         return run
 
@@ -96,7 +99,7 @@ def _kernels() -> list[Kernel]:
             plain = [v for v in values if v.replace("_", "").isalnum() and mode != "bias"]
             variants |= {f"{mode}-{v}": _prepare_mode(stage, mode, v) for v in plain}
         for variant, prepare in variants.items():
-            name = f"prepare_{stage}_{variant}"
+            name = re.sub(r"\W", "_", f"prepare_{stage}_{variant}")
             globals()[name] = prepare
             found.append(Kernel(id=f"faulty:{stage}:{variant}", prepare=f":{name}"))
     return found

@@ -69,7 +69,7 @@ def test_the_outside_kernel_is_ten_lines() -> None:
 
 
 def test_the_outside_kernel_is_caught(cli: Cli, tmp_path: Path) -> None:
-    """Half-even is told as such; asked for, it is right."""
+    """Division is told as such; asked for, it is right."""
     (tmp_path / "mine.py").write_text(outside_kernel())
     base = (
         "run",
@@ -86,8 +86,8 @@ def test_the_outside_kernel_is_caught(cli: Cli, tmp_path: Path) -> None:
     )
     wrong = cli(*base)
     assert wrong.returncode == 1
-    assert re.search(r"mine:moe\.quantize:round +FAIL.* token .* expert.*matches mode quant=recip_half_even", wrong.stdout)
-    right = cli(*base, "--mode", "quant=recip_half_even")
+    assert re.search(r"mine:moe\.quantize:divide +FAIL.* token .* expert.*matches mode quant=div_half_even", wrong.stdout)
+    right = cli(*base, "--mode", "quant=div_half_even")
     assert right.returncode == 0, right.stdout
 
 

@@ -11,7 +11,7 @@ geometries = st.builds(
     lambda name, tp, changes: msgspec.structs.replace(preset(name, tp), **changes),
     st.sampled_from(["qwen36", "qwen3-next", "qwen3-30b"]),
     st.sampled_from([1, 2, 4]),
-    st.dictionaries(st.sampled_from(["hidden", "experts", "top_k", "inter"]), st.integers(1, 9999)),
+    st.dictionaries(st.sampled_from(["hidden", "experts", "inter"]), st.integers(16, 9999)),
 )
 words = st.from_regex(r"[a-z][a-z0-9_.]{0,12}", fullmatch=True)
 case_ids = st.builds(
@@ -36,7 +36,17 @@ def test_case_id_reads_as_documented() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "moe.layer", "moe.layer@nope:tp4/a/L9/r0+1#7", "m@qwen36:tp3/a/L9/r0+1#7", "m@qwen36:tp4/a/L9/r0+1"]
+    "text",
+    [
+        "",
+        "moe.layer",
+        "moe.layer@nope:tp4/a/L9/r0+1#7",
+        "m@qwen36:tp3/a/L9/r0+1#7",
+        "m@qwen36:tp4/a/L9/r0+1",
+        "m@qwen36:tp4:inter=x/a/L9/r0+1#7",
+        "m@qwen36:tp4:inter/a/L9/r0+1#7",
+        "m@qwen36:tp4:top_k=300/a/L9/r0+1#7",
+    ],
 )
 def test_bad_case_id_is_a_value_error(text: str) -> None:
     """Anything else is refused with what was expected."""

@@ -41,7 +41,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def environment(folder: Path) -> Path:
     """A virtual environment that sees the packages of this one, but not this project."""
-    venv.create(folder, with_pip=True)
+    venv.create(folder)  # pip and setuptools are those of this environment
     site = next((folder / "lib").glob("python*/site-packages"))
     here = next(p for p in sys.path if p.endswith("site-packages"))
     (site / "outer.pth").write_text(f"{here}\n")
@@ -73,7 +73,8 @@ def test_archives_carry_the_resources_and_no_results(built: Path) -> None:
     wheel = next(built.glob("*.whl"))
     assert wheel.name.endswith("py3-none-any.whl")
     inside = set(zipfile.ZipFile(wheel).namelist())
-    sdist = {name.partition("/")[2] for name in tarfile.open(next(built.glob("*.tar.gz"))).getnames()}
+    with tarfile.open(next(built.glob("*.tar.gz"))) as archive:
+        sdist = {name.partition("/")[2] for name in archive.getnames()}
     for names in (inside, sdist):
         assert {"replay/py.typed", "replay/data/sycl/shim.cpp", "replay/data/captures/qwen36-generated/manifest.json"} <= names
         assert not any("bench/results" in name for name in names)

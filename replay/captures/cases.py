@@ -54,10 +54,12 @@ def parse_starts(text: str, rows: int, window: int) -> list[int]:
         if not match or match[3] == "0":
             raise ValueError(f"an index or start:stop[:step], got {part!r}")
         start, stop, step = match[1], match[2], match[3]
-        found += [int(start)] if stop is None else range(int(start), int(stop), int(step or 1))
+        part_range = range(int(start), int(start) + 1) if stop is None else range(int(start), int(stop), int(step or 1))
+        # One index past the end is enough to be told; a range of billions is not worth making.
+        found += part_range[: rows + 1] if part_range and part_range[-1] >= rows else part_range
     if not found:
         raise ValueError(f"at least one index, got the empty range {text!r}")
-    return found
+    return list(dict.fromkeys(found))
 
 
 def cases(capture: Capture, select: Select, geometry: Geometry, problem_for: ProblemFor, seed: int) -> Iterator[Case]:
@@ -76,11 +78,10 @@ def cases(capture: Capture, select: Select, geometry: Geometry, problem_for: Pro
 
 @dataclass(frozen=True)
 class _Layers:
-    """Token rows left by the filters per layer, and the one (stage, rank) that they are taken from."""
+    """Token rows left by the filters per layer, and the one (stage, rank) that each layer is taken from."""
 
     rows: dict[str, int]
-    stage: str
-    rank: str
+    origin: dict[str, tuple[str, str]]
 
 
 def _passes(select: Select, batch: Batch) -> bool:
@@ -102,11 +103,6 @@ def _count(capture: Capture, select: Select, geometry: Geometry) -> _Layers:
     seen_stages: set[str] = set()
     without_ids = 0
     for batch in read_batches(capture.routes):
-        if batch.num_experts != geometry.experts or batch.top_k != geometry.top_k:
-            raise InputError(
-                f"{capture.routes}:{batch.first_line}", "num_experts, top_k",
-                f"{geometry.experts}, {geometry.top_k} (geometry {geometry})", f"{batch.num_experts}, {batch.top_k}",
-            )  # fmt: skip
         seen_layers.update(batch.layers)
         seen_stages.update(batch.stages)
         if batch.topk_ids is None:
@@ -114,16 +110,27 @@ def _count(capture: Capture, select: Select, geometry: Geometry) -> _Layers:
             continue
         if not _passes(select, batch):
             continue
-        for layer, stage, rank in zip(batch.layers, batch.stages, batch.ranks, strict=True):
+        for i, (layer, stage, rank) in enumerate(zip(batch.layers, batch.stages, batch.ranks, strict=True)):
             if layer_re.search(layer) and stage_re.search(stage):
+                _check_sizes(capture.routes, batch, geometry)
                 key = (stage, rank, layer_label(layer))
-                rows[key] = rows.get(key, 0) + batch.num_tokens
+                rows[key] = rows.get(key, 0) + len(batch.real_tokens(i))
     if not rows:
         _nothing(capture.routes, select, seen_layers, seen_stages, without_ids)
     order = {name: i for i, name in enumerate(STAGE_PREFERENCE)}
-    stage = min({s for s, _, _ in rows}, key=lambda s: (order.get(s, len(order)), s))
-    rank = min(r for s, r, _ in rows if s == stage)
-    return _Layers({label: n for (s, r, label), n in rows.items() if (s, r) == (stage, rank)}, stage, rank)
+    origin = {
+        label: min(((s, r) for s, r, x in rows if x == label), key=lambda sr: (order.get(sr[0], len(order)), sr))
+        for label in dict.fromkeys(label for _, _, label in rows)
+    }
+    return _Layers({label: rows[(*sr, label)] for label, sr in origin.items()}, origin)
+
+
+def _check_sizes(path: Path, batch: Batch, geometry: Geometry) -> None:
+    if batch.num_experts != geometry.experts or batch.top_k != geometry.top_k:
+        raise InputError(
+            f"{path}:{batch.first_line}", "num_experts, top_k",
+            f"{geometry.experts}, {geometry.top_k} (geometry {geometry})", f"{batch.num_experts}, {batch.top_k}",
+        )  # fmt: skip
 
 
 def _nothing(path: Path, select: Select, layers: set[str], stages: set[str], without_ids: int) -> None:
@@ -193,11 +200,11 @@ def _token_rows(
             continue
         for i, (layer, stage, rank) in enumerate(zip(batch.layers, batch.stages, batch.ranks, strict=True)):
             label = layer_label(layer)
-            if (stage, rank) != (layers.stage, layers.rank) or label not in layers.rows:
+            if layers.origin.get(label) != (stage, rank):
                 continue
             if select.layer_regex is not None and not re.search(select.layer_regex, layer):
                 continue
-            for t in range(batch.num_tokens):
+            for t in batch.real_tokens(i):
                 weights = None if batch.topk_weights is None else _f32_tuple(batch.topk_weights[i, t])
                 yield label, (tuple(batch.topk_ids[i, t].tolist()), weights)
 
@@ -227,4 +234,4 @@ def find(capture: Capture, wanted: CaseId, filters: Select) -> Case:
 
 def _one_layer(layers: _Layers, label: str) -> _Layers:
     """The same choice of stage and rank, one layer of it."""
-    return _Layers({label: layers.rows[label]}, layers.stage, layers.rank)
+    return _Layers({label: layers.rows[label]}, {label: layers.origin[label]})

@@ -17,6 +17,8 @@ def explain(where: str, line: bytes, record: type[Any], error: Exception) -> Inp
     if b"\x00" in line:
         return InputError(where, "line", "JSON text", f"a NUL byte at column {line.index(0) + 1}")
     text = str(error)
+    if isinstance(error, RecursionError):
+        return InputError(where, "line", "a JSON object of this form", "one nested too deeply")
     if isinstance(error, msgspec.ValidationError):
         return _validation(where, line, text)
     if "truncated" in text:

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from replay.data import path as data_path
 from replay.errors import InputError
 from replay.model import Geometry
 
@@ -57,6 +58,12 @@ def read_manifest(path: Path) -> Manifest:
         manifest = msgspec.json.decode(path.read_bytes(), type=Manifest)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InputError(str(path), "manifest", "form b70-capture/1", str(error)) from None
+    try:
+        manifest.geometry.checked()
+    except ValueError as error:
+        field, _, rest = str(error).partition(": expected ")
+        expected, _, got = rest.partition(", got ")
+        raise InputError(str(path), f"geometry: {field}", expected, got) from None
     if "/" in manifest.name or not manifest.name:
         raise InputError(str(path), "name", "a name without a slash", repr(manifest.name))
     return manifest
@@ -74,6 +81,12 @@ def check_files(folder: Path, manifest: Manifest) -> None:
             raise InputError(str(path), "bytes", str(entry.bytes), str(path.stat().st_size))
         if (got := file_sha256(path)) != entry.sha256:
             raise InputError(str(path), "sha256", entry.sha256, got)
+
+
+def locate(name: str) -> Path:
+    """A path, or the name of a capture that travels with the package."""
+    path, own = Path(name), data_path("captures", name)
+    return own if not path.exists() and "/" not in name and own.is_dir() else path
 
 
 def open_capture(path: Path) -> Capture:

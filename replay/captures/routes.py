@@ -8,7 +8,7 @@ say where. Nothing here selects or interprets rows.
 import contextlib
 import gc
 import io
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, groupby
 from operator import attrgetter
@@ -23,6 +23,8 @@ from replay.captures.explain import explain
 from replay.errors import InputError
 
 BLOCK_BYTES = 1 << 15  # a block's Python objects then stay in a core's cache; larger ones read at half the speed
+BAD_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+F32_MAX = float(np.finfo(np.float32).max)
 MAX_LINE_BYTES = 64 << 20  # a 2048-token prefill call with 1024 counts is under 1 MiB; beyond this it is no route file
 
 
@@ -85,7 +87,13 @@ class Batch:
     num_experts: int
     topk_ids: NDArray[np.int64] | None
     topk_weights: NDArray[np.float64] | None
+    padding: list[list[bool] | None] | None
     form: str
+
+    def real_tokens(self, record: int) -> Sequence[int]:
+        """The token rows of a record that are not padding."""
+        flags = self.padding[record] if self.padding is not None else None
+        return range(self.num_tokens) if flags is None else [t for t, padded in enumerate(flags) if not padded]
 
     @property
     def lines(self) -> list[bytes]:
@@ -173,7 +181,7 @@ def _form_of(path: Path, block: bytes) -> "_Form":
     first = block.split(b"\n", 1)[0]
     try:
         head = msgspec.json.decode(first)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except BAD_JSON as error:
         raise InputError(f"{path}:1", "line", "a JSON object", _short(str(error))) from None
     if isinstance(head, dict) and "v" in head:
         if head["v"] != 1:
@@ -211,13 +219,13 @@ class _Form:
                 records: list[Any] = self.array_decoder.decode(b"[" + joined + b"]")
                 if len(records) == block.count(b"\n") + 1:
                     return records
-            except (msgspec.DecodeError, UnicodeDecodeError):
+            except BAD_JSON:
                 pass
         records = []
         for number, line in enumerate(block.split(b"\n"), first_line):
             try:
                 records.append(self.decoder.decode(line))
-            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            except BAD_JSON as error:
                 raise explain(f"{self.path}:{number}", line, self.record, error) from None
         return records
 
@@ -236,9 +244,10 @@ class _Form:
                 if told := self.check(record):
                     raise InputError(f"{self.path}:{number}", *told) from None
             raise
+        padding = list(map(attrgetter("padding"), records)) if self.name == "v1" else None
         return Batch(
             first_line, block, block_first_line, list(map(_layer, records)), list(map(_stage, records)),
-            _ranks(records, self.name), tokens, k, experts, ids, weights, self.name,
+            _ranks(records, self.name), tokens, k, experts, ids, weights, padding, self.name,
         )  # fmt: skip
 
 
@@ -253,8 +262,8 @@ _layer, _stage, _rank = attrgetter("layer"), attrgetter("stage"), attrgetter("ra
 def _ranks(records: list[Any], form: str) -> list[str]:
     """The lab's launcher left ``rank`` empty and filled ``local_rank``."""
     ranks = list(map(_rank, records))
-    if form == "lab" and not any(ranks):
-        ranks = list(map(attrgetter("local_rank"), records))
+    if form == "lab" and ("" in ranks or None in ranks):
+        ranks = [r.local_rank if r.rank in (None, "") else r.rank for r in records]
     names = {r: "" if r is None else str(r) for r in set(ranks)}
     return [names[r] for r in ranks]
 
@@ -269,12 +278,15 @@ def _dense(records: list[Any], field: str, tokens: int, k: int, dtype: type[Any]
     rows = list(chain.from_iterable(nested))
     if len(rows) != len(nested) * tokens or set(map(len, rows)) != {k} or set(map(len, nested)) != {tokens}:
         raise _Suspect
-    flat = np.fromiter(chain.from_iterable(rows), dtype, len(rows) * k)
+    try:
+        flat = np.fromiter(chain.from_iterable(rows), dtype, len(rows) * k)
+    except OverflowError:  # an integer beyond 64 bits
+        raise _Suspect from None
     return flat.reshape(len(nested), tokens, k)
 
 
 def _bulk_ok(records: list[Any], ids: Any, weights: Any, experts: int, form: str) -> bool:
-    if weights is not None and not np.isfinite(weights).all():
+    if weights is not None and not (np.abs(weights) <= F32_MAX).all():
         return False
     if ids is not None:
         if ids.min() < -1 or ids.max() >= experts:
@@ -296,7 +308,10 @@ def _lab_counts_ok(records: list[Any], ids: Any, experts: int) -> bool:
         return False
     n = len(records)
     counts = _counts(records, experts)
-    told = np.fromiter(chain.from_iterable(map(_told, records)), np.int64, 3 * n).reshape(-1, 3)
+    try:
+        told = np.fromiter(chain.from_iterable(map(_told, records)), np.int64, 3 * n).reshape(-1, 3)
+    except OverflowError:  # an integer beyond 64 bits
+        return False
     total = counts.sum(1, dtype=np.int64 if counts.dtype == np.int64 else np.uint32)
     if (total != told[:, 0]).any():
         return False
@@ -332,11 +347,14 @@ def _counts(records: list[Any], experts: int) -> NDArray[Any]:
             return digits
     try:
         rows = msgspec.json.decode(b"[" + b",".join(raws) + b"]", type=list[list[int]])
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except BAD_JSON:
         raise _Suspect from None
     if set(map(len, rows)) != {experts}:
         raise _Suspect
-    return np.array(rows, np.int64)
+    try:
+        return np.array(rows, np.int64)
+    except OverflowError:
+        raise _Suspect from None
 
 
 # ---------------------------------------------------------------- one record at a time, to say what is wrong
@@ -367,8 +385,8 @@ def _check_common(r: Any) -> Told:
             seen.add(expert)
     for t, weight_row in enumerate(getattr(r, "topk_weights", None) or ()):
         for j, weight in enumerate(weight_row):
-            if not np.isfinite(weight):
-                return f"topk_weights[{t}][{j}]", "a finite number", str(weight)
+            if not abs(weight) <= F32_MAX:
+                return f"topk_weights[{t}][{j}]", "a finite f32", str(weight)
     return None
 
 
@@ -389,7 +407,7 @@ def _check_lab(r: LabRecord) -> Told:
         return told
     try:
         counts = msgspec.json.decode(r.counts, type=list[int])
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except BAD_JSON as error:
         return "counts", "a list of integers", _short(str(error))
     if len(counts) != r.num_experts:
         return "counts", f"{r.num_experts} values, as num_experts says", str(len(counts))

@@ -3,7 +3,6 @@
 ``main`` is the one place where an error becomes a line and an exit code.
 """
 
-import sys
 from typing import Any
 
 import click
@@ -60,9 +59,6 @@ def main(argv: list[str] | None = None) -> int:
         click.echo(f"{where}: {error.format_message()}", err=True)
         return 2
     except (click.Abort, KeyboardInterrupt):
-        click.echo("interrupted; `b70-replay run --resume RUN` goes on", err=True)
+        click.echo("interrupted", err=True)
         return 130
-    except BrokenPipeError:
-        sys.stderr.close()
-        return 0
     return code if isinstance(code, int) else 0

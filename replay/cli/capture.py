@@ -1,7 +1,5 @@
 """``b70-replay capture``: check a capture, and say what is in it."""
 
-from pathlib import Path
-
 import click
 
 
@@ -11,12 +9,12 @@ def command() -> None:
 
 
 @command.command()
-@click.argument("path", type=click.Path(path_type=Path))
-def validate(path: Path) -> None:
+@click.argument("path")
+def validate(path: str) -> None:
     """Check every record of a capture, and every file against its manifest."""
-    from replay.captures import open_capture, read_batches
+    from replay.captures import locate, open_capture, read_batches
 
-    capture = open_capture(path)
+    capture = open_capture(locate(path))
     records = tokens = 0
     form = ""
     for batch in read_batches(capture.routes):
@@ -28,15 +26,15 @@ def validate(path: Path) -> None:
 
 
 @command.command()
-@click.argument("path", type=click.Path(path_type=Path))
-def inspect(path: Path) -> None:
+@click.argument("path")
+def inspect(path: str) -> None:
     """Popularity, skew, repeats and overlap of the routes, per layer."""
     from tabulate import tabulate
 
-    from replay.captures import open_capture
+    from replay.captures import locate, open_capture
     from replay.captures.describe import HEADERS, summarise
 
-    capture = open_capture(path)
+    capture = open_capture(locate(path))
     rows = [[*key, *layer.figures()] for key, layer in summarise(capture).items()]
     click.echo(tabulate(rows, HEADERS, tablefmt="plain", disable_numparse=True))
     if capture.manifest:

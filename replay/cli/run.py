@@ -1,5 +1,6 @@
 """``b70-replay run``: replay a capture through kernels, print the table, keep the run folder."""
 
+import contextlib
 import re
 import sys
 from pathlib import Path
@@ -45,7 +46,7 @@ def _windows(text: str) -> tuple[int, ...]:
 @click.option("--model", help="Geometry preset, where the capture has no manifest. [qwen36]")
 @click.option("--tp", type=int, help="Tensor-parallel size of the geometry. [4]")
 @click.option("--mode", "modes", multiple=True, metavar="NAME=VALUE", help="A named mode, e.g. quant=recip_half_even.")
-@click.option("--cache", type=click.Choice(["warm", "cold-weights", "cold-all"]), default="cold-weights", show_default=True)
+@click.option("--cache", type=click.Choice(["warm", "cold-weights"]), default="cold-weights", show_default=True)
 @click.option("--blocks", type=click.IntRange(5), default=30, show_default=True, help="Timed blocks a case and process.")
 @click.option(
     "--margin", type=click.FloatRange(0, 50), default=1.0, show_default=True, help="Percent within which times are the same."
@@ -69,7 +70,13 @@ def command(list_: bool, resume: Path | None, **options: Any) -> int:
     from replay.session import workers
 
     workers.warm_start()
-    return _go_on(resume) if resume else _begin(options)
+    if resume:
+        context = click.get_current_context()
+        given = [n for n in options if str(context.get_parameter_source(n)).endswith("COMMANDLINE")]
+        if given:
+            raise InputError("--resume", "options", "no other, since the run's journal holds them", ", ".join(given))
+        return _go_on(resume)
+    return _begin(options)
 
 
 def _list(load: tuple[str, ...]) -> None:
@@ -88,6 +95,7 @@ def _list(load: tuple[str, ...]) -> None:
 
 
 def _begin(options: dict[str, Any]) -> int:
+    from replay.session import workers
     from replay.session.folder import begin
     from replay.session.plan import Asked, make_plan
 
@@ -99,7 +107,8 @@ def _begin(options: dict[str, Any]) -> int:
         margin=options["margin"] / 100, seed=options["seed"], require=_require(options["require"]),
     )  # fmt: skip
     plan = make_plan(asked)
-    folder, records, journal = begin(plan, options["output"], sys.argv[1:], asked.load)
+    workers.probe(plan.device)
+    folder, records, journal = begin(plan, options["output"], sys.argv[1:])
     return _run(folder, records, journal)
 
 
@@ -135,9 +144,13 @@ def _run(folder: Path, records: Any, journal: Any) -> int:
 
         try:
             Session(plan, journal, records, progress).run()
-        finally:
-            result = write(folder, str(folder))
-    click.echo(table.text(result, str(folder)))
+        except KeyboardInterrupt:
+            bar.stop()
+            click.echo(f"interrupted; `b70-replay run --resume {folder}` goes on", err=True)
+            return 130
+    result = write(folder, str(folder))
+    with contextlib.suppress(BrokenPipeError):  # `| head` ends the reading, not the verdict
+        click.echo(table.text(result, str(folder)))
     return exit_code(plan, result)
 
 
@@ -151,10 +164,13 @@ def exit_code(plan: Any, result: Any) -> int:
         return 1
     if plan.require in (None, "exact"):
         return 0 if result.rows and any(isinstance(r.outcome, Exact) for r in result.rows) else 3
-    lines = [g for g in result.groups if g.verdict not in (None, "BASELINE")]
-    if not lines or any(g.verdict in ("INVALID", "INCONCLUSIVE") for g in lines):
-        return 3
     if plan.require == "faster":
+        lines = [g for g in result.groups if g.verdict not in (None, "BASELINE")]
+        if not lines or any(g.verdict in ("INVALID", "INCONCLUSIVE") for g in lines):
+            return 3
         return 0 if all(g.verdict == "FASTER" for g in lines) else 4
+    timed = [g for g in result.groups if g.times_floor is not None]
+    if not timed or any(g.verdict == "INVALID" for g in timed):
+        return 3
     limit = float(plan.require.partition(":")[2])
-    return 0 if all(g.times_floor is not None and g.times_floor <= limit for g in lines) else 4
+    return 0 if all(g.times_floor <= limit for g in timed) else 4

@@ -69,3 +69,11 @@ def _matching_mode(stage: Stage, case: Case, got: Got) -> str:
         if compare(stage.specs(problem), stage.oracle(other, inputs), canonical) is None:
             matches.setdefault(name, []).append(other.mode(name))
     return "".join(f"; matches mode {n}={' or '.join(values)}, asked {n}={problem.mode(n)}" for n, values in matches.items())
+
+
+def judge_second(stage: Stage, case: Case, inputs: Tensors, want: Outputs, got: Got) -> Inexact | None:
+    """A FAIL where the answer to the second case is wrong: the first case's output again, or any other mistake."""
+    found = compare(stage.specs(case.problem), want, Got(stage.canonical(case.problem, inputs, got.outputs), got.poison))
+    if found is None:
+        return None
+    return Inexact("FAIL", found.row, "on other bytes: " + found.text(stage.label(case, found.output, found.row)))

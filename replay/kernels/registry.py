@@ -2,6 +2,7 @@
 
 import importlib
 import importlib.util
+import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from fnmatch import fnmatchcase
@@ -28,7 +29,12 @@ def registered(load: Iterable[str] = ()) -> dict[str, Kernel]:
     for provider in (eager.KERNELS, sycl.KERNELS):
         _add(found, provider, "b70-replay")
     for point in entry_points(group=ENTRY_POINTS):
-        _add(found, point.load(), f"entry point {point.name}")
+        where = f"entry point {point.name}"
+        try:
+            kernels = point.load()
+        except (Exception, SystemExit) as error:  # another package's code
+            raise InputError(where, point.value, "a list of kernels that imports", _one_line(error)) from None
+        _add(found, kernels, where)
     for file in load:
         _add(found, load_file(file), file)
     return found
@@ -36,11 +42,26 @@ def registered(load: Iterable[str] = ()) -> dict[str, Kernel]:
 
 def _add(found: dict[str, Kernel], kernels: Iterable[Kernel], where: str) -> None:
     for kernel in kernels:
-        if not isinstance(kernel, Kernel) or kernel.id.count(":") < 1:
-            raise InputError(where, "KERNELS", "Kernel values with an id provider:stage[:variant]", repr(kernel))
+        _check(kernel, where)
         if kernel.id in found:
             raise InputError(where, kernel.id, "an id not registered before", "a second kernel of that id")
         found[kernel.id] = kernel
+
+
+def _check(kernel: Any, where: str) -> None:
+    """A Kernel whose fields have their types (structs do not check them when made) and whose strings have their forms."""
+    import msgspec
+
+    if not isinstance(kernel, Kernel):
+        raise InputError(where, "KERNELS", "replay.model.Kernel values", type(kernel).__name__)
+    try:
+        msgspec.convert(msgspec.to_builtins(kernel), Kernel)
+    except (msgspec.ValidationError, TypeError) as error:
+        raise InputError(where, f"KERNELS: {kernel.id!r}", "the fields of a Kernel", str(error)) from None
+    if not re.fullmatch(r"[\w.-]+:\w+\.\w+(:[\w.=-]+)?", kernel.id):
+        raise InputError(where, "KERNELS", "an id provider:stage[:variant]", repr(kernel.id))
+    if not re.fullmatch(r"[\w.]*:\w+", kernel.prepare) or (kernel.prepare.startswith(":") and kernel.file is None):
+        raise InputError(where, kernel.id, "prepare as module:function", repr(kernel.prepare))
 
 
 def load_file(file: str) -> tuple[Kernel, ...]:
@@ -72,10 +93,14 @@ def import_file(file: str) -> Any:
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
-    except Exception as error:  # whatever the user's file raises is his to read, in one line
+    except (Exception, SystemExit) as error:  # whatever the user's file raises is his to read, in one line
         del sys.modules[name]
-        raise InputError(file, "--load", "a file that imports", f"{type(error).__name__}: {error}".splitlines()[0]) from None
+        raise InputError(file, "--load", "a file that imports", _one_line(error)) from None
     return module
+
+
+def _one_line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
 def resolve(kernel: Kernel, reference: str) -> Any:

@@ -67,7 +67,7 @@ class _Seen:
         self.outcomes: dict[tuple[str, str], Outcome] = {}
         self.samples: dict[str, dict[int, tuple[Sample, ...]]] = {}
         self.wrong: dict[tuple[str, str], str] = {}
-        self.dropped: dict[tuple[str, str], str] = {}
+        self.dropped: dict[tuple[str, str], NotRun] = {}
         self.calibrated: list[Calibrated] = []
         self.finished = False
         for record in records[1:]:
@@ -82,7 +82,7 @@ class _Seen:
             self.samples.setdefault(record.case, {})[record.process] = record.samples
             self.wrong.update({(record.case, kernel): what for kernel, what in record.wrong.items()})
         elif isinstance(record, Dropped):
-            self.dropped[record.case, record.kernel] = record.detail
+            self.dropped[record.case, record.kernel] = NotRun(record.status, record.detail)
         elif isinstance(record, Calibrated):
             self.calibrated.append(record)
         elif isinstance(record, Finished):
@@ -96,9 +96,9 @@ class _Seen:
         if wrong := self.wrong.get((case, kernel)):
             return Inexact("FAIL", -1, wrong)
         if dropped := self.dropped.get((case, kernel)):
-            return NotRun("CRASHED", dropped)
+            return dropped
         timing = estimate.timing(self.samples.get(case, {}), kernel)
-        return Exact(found.grade, found.repeats, timing, found.detail)
+        return Exact(found.grade, found.repeats, timing, found.prepack)
 
 
 def build(records: Sequence[Record], journal_sha256: str) -> Result:
@@ -164,8 +164,13 @@ def reproduction(plan: Plan, case: str, kernel: str) -> str:
     words = ["b70-replay", "run", "--route-jsonl", plan.capture_path, *plan.selectors, "--case", case, "--kernel", kernel]
     for file in dict.fromkeys(k.file for k in plan.kernels if k.id == kernel and k.file):
         words += ["--load", file]
-    if plan.device != "cpu":
-        words += ["--device", plan.device]
+    for option, value, usual in (
+        ("--device", plan.device, "cpu"),
+        ("--cache", plan.cache, "cold-weights"),
+        ("--repeats", plan.repeats, 4),
+    ):
+        if value != usual:
+            words += [option, str(value)]
     return shlex.join([*words, "--quick"])
 
 

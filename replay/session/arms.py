@@ -3,6 +3,7 @@
 Runs in a child process. ``Arms`` keeps what is dear between cases: tables and prepared runs.
 """
 
+import hashlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -11,9 +12,9 @@ from numpy.typing import NDArray
 
 from replay.devices import Device
 from replay.kernels.registry import Run, resolve
-from replay.model import Case, Kernel
+from replay.model import Case, Kernel, Prepack
 from replay.oracle.moe import ExpertRows
-from replay.session.buffers import Binding, Tables, bind, to_torch
+from replay.session.buffers import Binding, Tables, bind, to_numpy, to_torch
 from replay.stages import STAGES
 from replay.stages.stage import Tensors
 
@@ -63,6 +64,19 @@ class Arms:
         label = kernel.prepack or ""
         return {n: self.tables.place(f"{label}/{n}", table.total, at, r, copy) for n, r in self.packed[key].items()}
 
+    def prepack_of(self, kernel: Kernel) -> Prepack | None:
+        """Hash and size of what the kernel's prepack made for this case."""
+        assert self.case is not None
+        packed = self.packed.get((kernel.prepack, self.case.problem.stage))
+        if kernel.prepack is None or packed is None:
+            return None
+        digest = hashlib.sha256()
+        total = 0
+        for name, rows in sorted(packed.items()):
+            digest.update(name.encode() + np.ascontiguousarray(to_numpy(rows)).tobytes())
+            total += self.case.problem.geometry.experts * rows[:1].numel() * rows.element_size()
+        return Prepack(digest.hexdigest(), total)
+
     def prepare(self, kernel: Kernel, weights: Mapping[str, "torch.Tensor"]) -> Run:
         """The kernel's run for this case's problem."""
         assert self.case is not None
@@ -87,20 +101,28 @@ class Ring:
         self.arms, self.inputs = arms, inputs
         stage = STAGES[case.problem.stage]
         table = next((t for t in inputs.values() if isinstance(t, ExpertRows)), None)
-        self.copies, self.cold = 1, False
+        self.copies, self.sets, self.cold = 1, 1, False
+        self.relabel: Any = None
         self.slots: NDArray[Any] | None = None
         if table is None or stage.relabel is None or not len(table.experts):
             self.bindings = [arms.binding(inputs, {}) for _ in range(1 if cache == "warm" else HOT_RING)]
             return
         active = len(table.experts)
         set_bytes = sum(t.rows.nbytes for t in inputs.values() if isinstance(t, ExpertRows))
-        sets = 1 if cache == "warm" else table.total // active
+        self.sets = sets = 1 if cache == "warm" else table.total // active
         goal = 0 if cache == "warm" else CACHE_PASSES * arms.device.llc_bytes()
         self.copies = min(max(-(-goal // (sets * set_bytes)), 1), MAX_TABLES)
         self.cold = cache != "warm" and self.copies * sets * set_bytes >= goal
         self.slots = np.arange(sets * active)
-        moved = [stage.relabel(inputs, self.slots[s * active : (s + 1) * active]) for s in range(sets)]
-        self.bindings = [arms.binding(moved[s], {}) for _ in range(self.copies) for s in range(sets)]
+        self.relabel = stage.relabel
+        self.bindings = [arms.binding(moved, {}) for _ in range(self.copies) for moved in self.moved(inputs)]
+
+    def moved(self, inputs: Tensors) -> list[Tensors]:
+        """The inputs for each set of slots; the inputs themselves where nothing is relabelled."""
+        if self.slots is None or self.relabel is None:
+            return [inputs]
+        active = len(self.slots) // self.sets
+        return [self.relabel(inputs, self.slots[s * active : (s + 1) * active]) for s in range(self.sets)]
 
     def runs(self, kernel: Kernel) -> list[tuple[Run, dict[str, Any]]]:
         """One (run, tensors) per binding for a kernel."""

@@ -67,13 +67,18 @@ class Guarded:
         raw = device.empty_bytes(self.end + GUARD_BYTES + ALIGN)
         shift = -raw.data_ptr() % ALIGN
         self.bytes = raw[shift : shift + self.end + GUARD_BYTES]
-        self.bytes.fill_(GUARD_BYTE)
+        self.guard()
         whole = self.bytes[self.begin : self.end].view(torch_dtype(spec.dtype)) if extent else None
         self.tensor: torch.Tensor = (
             whole.as_strided(spec.shape, stride)
             if whole is not None
             else self.bytes[:0].view(torch_dtype(spec.dtype)).reshape(spec.shape)
         )
+
+    def guard(self) -> None:
+        """Write both bands."""
+        self.bytes[: self.begin] = GUARD_BYTE
+        self.bytes[self.end :] = GUARD_BYTE
 
     def guards_intact(self) -> bool:
         """True while neither band was written to."""
@@ -101,6 +106,20 @@ class Binding:
         """Write the inputs."""
         for name, buffer in self.buffers.items():
             if buffer.spec.role in ("in", "inout"):
+                array = self.given[name]
+                assert isinstance(array, np.ndarray)  # only weights are expert rows
+                buffer.tensor.copy_(to_torch(array, buffer.spec.dtype))
+
+    def mend(self) -> None:
+        """Put guards and inputs right after a kernel that wrote to them."""
+        for buffer in self.buffers.values():
+            buffer.guard()
+        self.fill()
+
+    def restore(self) -> None:
+        """Write those inputs again that a kernel is meant to change."""
+        for name, buffer in self.buffers.items():
+            if buffer.spec.role == "inout":
                 array = self.given[name]
                 assert isinstance(array, np.ndarray)  # only weights are expert rows
                 buffer.tensor.copy_(to_torch(array, buffer.spec.dtype))

@@ -13,12 +13,16 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
+import msgspec
+
 from replay.devices import Device
+from replay.errors import EnvironmentRefused
 from replay.exactness import Got
 from replay.kernels.registry import load_file
-from replay.model import Case, Ceilings, Kernel, Sample
+from replay.model import Case, Ceilings, Kernel, Prepack, Sample
 from replay.session.arms import Arms, Ring
 from replay.session.buffers import POISON_BYTES, checksum
+from replay.stages import STAGES
 from replay.timing import spans
 
 
@@ -31,11 +35,14 @@ class Started:
 
 @dataclass(frozen=True)
 class Ran:
-    """A kernel came back on every repeat; ``trespasses`` is what it wrote outside its outputs."""
+    """A kernel came back on every repeat; ``second`` is its answer to the second case, ``trespasses`` what it wrote
+    outside its outputs."""
 
     index: int
     repeats: tuple[Got, ...]
+    second: Got
     trespasses: tuple[str, ...]
+    prepack: Prepack | None
 
 
 @dataclass(frozen=True)
@@ -57,11 +64,14 @@ class Ceiled:
 
 @dataclass(frozen=True)
 class Sampled:
-    """All samples of one case, and outputs snatched from timed calls: kernel → binding's inputs' set and outputs."""
+    """All samples of one case; outputs snatched from timed calls and, at the same addresses, on the second case's
+    bytes (kernel → outputs); and what arms wrote that they must not."""
 
     index: int
     samples: tuple[Sample, ...]
     outputs: dict[str, Got]
+    second: dict[str, Got]
+    trespasses: dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -88,6 +98,16 @@ def _log_to(log: str) -> None:
     os.dup2(fd, 1)
     os.dup2(fd, 2)
     os.close(fd)
+
+
+def probe_main(pipe: Connection, device_name: str, log: str) -> None:
+    """Say whether a device is there."""
+    _log_to(log)
+    try:
+        Device(device_name)
+    except EnvironmentRefused as error:
+        pipe.send(Raised(0, str(error), ""))
+    pipe.send(Done())
 
 
 def judge_main(
@@ -118,11 +138,14 @@ def _run_case(arms: Arms, kernel: Kernel, case: Case, index: int, repeats: int) 
     weights = arms.weights(kernel, inputs)
     before = checksum(weights)
     run = arms.prepare(kernel, weights)
-    kept, trespasses = [], []
+    second = STAGES[case.problem.stage].inputs(msgspec.structs.replace(case, second=True))
+    kept: list[Got] = []
+    trespasses: list[str] = []
     bindings = []  # kept alive, so that every repeat has addresses of its own
-    for repeat in range(repeats):
-        binding = arms.binding(inputs, weights)
-        binding.poison_outputs(POISON_BYTES[repeat % len(POISON_BYTES)])
+    # The second case comes between two repeats of the first: whatever is remembered from one shows in the other.
+    for call, given in enumerate([inputs, second, *[inputs] * (repeats - 1)]):
+        binding = arms.binding(given, weights)
+        binding.poison_outputs(POISON_BYTES[call % len(POISON_BYTES)])
         bindings.append(binding)
         run(binding.tensors)
         arms.device.synchronize()
@@ -130,7 +153,7 @@ def _run_case(arms: Arms, kernel: Kernel, case: Case, index: int, repeats: int) 
         trespasses += [t for t in binding.trespasses() if t not in trespasses]
     if checksum(weights) != before:
         trespasses.append("changed the weights")
-    return Ran(index, tuple(kept), tuple(trespasses))
+    return Ran(index, (kept[0], *kept[2:]), kept[1], tuple(trespasses), arms.prepack_of(kernel))
 
 
 def time_main(
@@ -148,7 +171,8 @@ def time_main(
         _begin(load)
         device = Device(device_name)
         arms = Arms(device)
-        pipe.send(Ceiled("before", spans.ceilings(device)))
+        ceilings = spans.Ceiling(device)
+        pipe.send(Ceiled("before", ceilings.measure()))
         for index, (case, kernels) in enumerate(jobs):
             pipe.send(Started(index))
             inputs = arms.begin(case)
@@ -158,9 +182,10 @@ def time_main(
                 at_arm.value = number
                 runs[kernel.id] = ring.runs(kernel)
             flags = () if ring.cold or options.cache == "warm" or ring.slots is None else ("not_cold",)
-            timer = spans.Timer(device, ring.bindings, runs, options, flags, at_arm)
+            timer = spans.Timer(device, ring, runs, options, flags, at_arm)
             samples, outputs = timer.blocks(str(case.id))
+            second = timer.answers(STAGES[case.problem.stage].inputs(msgspec.structs.replace(case, second=True)))
             at_arm.value = -1
-            pipe.send(Sampled(index, samples, outputs))
-        pipe.send(Ceiled("after", spans.ceilings(device)))
+            pipe.send(Sampled(index, samples, outputs, second, timer.trespasses))
+        pipe.send(Ceiled("after", ceilings.measure()))
         pipe.send(Done())

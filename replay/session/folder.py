@@ -1,18 +1,22 @@
 """A run's folder: made when a run begins, opened again when it goes on."""
 
+import hashlib
 import secrets
+import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
+
+from filelock import FileLock, Timeout
 
 from replay import identity
 from replay.errors import EnvironmentRefused, InputError
 from replay.session import journal as j
 
 
-def begin(plan: j.Plan, output: Path | None, argv: Sequence[str], load: Sequence[str]) -> tuple[Path, list[j.Record], j.Journal]:
+def begin(plan: j.Plan, output: Path | None, argv: Sequence[str]) -> tuple[Path, list[j.Record], j.Journal]:
     """Make the folder and write the journal's first record. InputError for a folder that is in use."""
-    found = identity.collect(argv=argv, load=load, seed=plan.seed, capture_sha256=plan.capture_sha256)
+    found = identity.collect(argv=argv, kernels=plan.kernels, seed=plan.seed, capture_sha256=plan.capture_sha256)
     folder = output or Path("runs") / f"{time.strftime('%m%d-%H%M%S')}-{secrets.token_hex(2)}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -20,6 +24,7 @@ def begin(plan: j.Plan, output: Path | None, argv: Sequence[str], load: Sequence
             raise InputError(str(folder), "-o", "an empty or new folder", "one with files in it (--resume goes on with a run)")
     except OSError as error:
         raise InputError(str(folder), "-o", "a folder that can be written", error.strerror or str(error)) from None
+    _own(folder)
     journal = j.Journal(folder / j.NAME)
     record = j.Begun(plan, found)
     journal.write(record)
@@ -28,23 +33,36 @@ def begin(plan: j.Plan, output: Path | None, argv: Sequence[str], load: Sequence
 
 def go_on(folder: Path) -> tuple[list[j.Record], j.Journal]:
     """Open a run where it stopped. EnvironmentRefused when what it ran with is no longer what is here."""
+    if folder.is_dir():
+        _own(folder)
     records, journal = j.resume(folder / j.NAME)
     first = records[0]
     assert isinstance(first, j.Begun)  # resume has checked it
-    load = tuple(dict.fromkeys(k.file for k in first.plan.kernels if k.file))
-    now = identity.collect(argv=(), load=load, seed=first.plan.seed, capture_sha256=_capture_now(first.plan))
+    now = identity.collect(argv=(), kernels=first.plan.kernels, seed=first.plan.seed, capture_sha256=_capture_now(first.plan))
     if found := identity.differences(first.identity, now):
         journal.stream.close()
         raise EnvironmentRefused(f"{folder}: --resume: the identity changed: {'; '.join(found)}")
     return records, journal
 
 
+_locks: list[FileLock] = []  # held until the process ends
+
+
+def _own(folder: Path) -> None:
+    """One process writes a run's journal."""
+    lock = FileLock(
+        Path(tempfile.gettempdir()) / f"b70-run-{hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16]}.lock"
+    )
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise EnvironmentRefused(f"{folder}: run: expected no other process at work on it, got one") from None
+    _locks.append(lock)
+
+
 def _capture_now(plan: j.Plan) -> str:
     """The capture's sha256 now. The rows themselves are in the journal, so a capture that is gone is no hindrance."""
-    from replay.captures import open_capture
-    from replay.session.plan import shipped
+    from replay.captures import locate, open_capture
 
-    try:
-        return open_capture(shipped(plan.capture_path)).sha256
-    except InputError:
-        return plan.capture_sha256
+    path = locate(plan.capture_path)
+    return open_capture(path).sha256 if path.exists() else plan.capture_sha256

@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -96,6 +96,7 @@ class Dropped(Value, frozen=True, tag="dropped", tag_field="record"):
     process: int
     case: str
     kernel: str
+    status: Literal["CRASHED", "TIMEOUT"]
     detail: str
 
 
@@ -165,8 +166,9 @@ def resume(path: Path) -> tuple[list[Record], Journal]:
 def _walk(path: Path) -> Iterator[tuple[Record, str, int]]:
     try:
         data = path.read_bytes()
-    except (FileNotFoundError, NotADirectoryError):
-        raise InputError(str(path.parent), "run", f"a run folder with {NAME}", "no such file") from None
+    except OSError as error:
+        got = (error.strerror or str(error)).lower()
+        raise InputError(str(path.parent), "run", f"a run folder with a readable {NAME}", got) from None
     seal, end = "", 0
     lines = data.split(b"\n")
     for number, raw in enumerate(lines[:-1], 1):  # what follows the last newline was cut off

@@ -5,14 +5,12 @@ Nothing is written and no kernel is run here; whatever is wrong with the request
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 import msgspec
 
 from replay import devices
-from replay.captures import Capture, Select, cases, open_capture
+from replay.captures import Capture, Select, cases, locate, open_capture
 from replay.captures.cases import find
-from replay.data import path as data_path
 from replay.errors import InputError
 from replay.kernels import registry
 from replay.model import Case, CaseId, Geometry, Kernel, preset
@@ -59,7 +57,7 @@ def make_plan(asked: Asked) -> Plan:
         raise InputError("run", "--route-jsonl", "a route JSONL file or a capture folder", "none")
     devices.parse(asked.device)
     kernels = registry.registered(asked.load)
-    capture = open_capture(shipped(asked.capture))
+    capture = open_capture(locate(asked.capture))
     selected = _named_cases(asked, capture) if asked.case_ids else _selected_cases(asked, capture)
     stages = list(dict.fromkeys(c.problem.stage for c in selected))
     chosen, named = registry.select(kernels, asked.kernels or ("*",), stages)
@@ -79,13 +77,6 @@ def make_plan(asked: Asked) -> Plan:
         blocks=asked.blocks, processes=1, margin=asked.margin, quick=True, seed=asked.seed, require=asked.require,
         drawn=tuple(drawn), selectors=_selectors(asked),
     )  # fmt: skip
-
-
-def shipped(name: str) -> Path:
-    """A path, or the name of a capture that travels with the package."""
-    path = Path(name)
-    own = data_path("captures", name)
-    return own if not path.exists() and "/" not in name and own.is_dir() else path
 
 
 def geometry_of(asked: Asked, capture: Capture) -> Geometry:
@@ -134,6 +125,9 @@ def _named_cases(asked: Asked, capture: Capture) -> list[Case]:
             wanted = CaseId.parse(text)
         except ValueError as error:
             raise InputError("--case", "id", "STAGE@GEOMETRY/CAPTURE/LAYER/rSTART+ROWS;MODES#SEED", str(error)) from None
+        if capture.manifest and wanted.problem.geometry != capture.manifest.geometry:
+            known = str(capture.manifest.geometry)
+            raise InputError("--case", "geometry", f"{known}, as the capture's manifest says", str(wanted.problem.geometry))
         if wanted.problem.stage not in STAGES:
             raise InputError("--case", "stage", f"one of {', '.join(STAGES)}", wanted.problem.stage)
         stage = STAGES[wanted.problem.stage]

@@ -13,9 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from replay.session.child import Done, Message, Started
+from replay.errors import EnvironmentRefused
+from replay.session.child import Done, Message, Raised, Started, probe_main
 
 _context = multiprocessing.get_context("forkserver")
+PROBE_TIMEOUT_S = 60.0
 PRELOAD = ["numpy", "torch", "replay.session.child", "replay.kernels.eager"]
 
 
@@ -25,6 +27,19 @@ def warm_start() -> None:
 
     _context.set_forkserver_preload(PRELOAD)
     forkserver.ensure_running()
+
+
+def probe(device: str) -> None:
+    """EnvironmentRefused where a device is not there; asked in a child, since this process imports no torch."""
+    if device == "cpu":
+        return
+    worker = Worker(probe_main, device, timeout_s=PROBE_TIMEOUT_S)
+    for message in worker.listen():
+        if isinstance(message, Raised):
+            raise EnvironmentRefused(message.summary)
+        if isinstance(message, Died):
+            raise EnvironmentRefused(f"--device: {device}: the probe died: {message.how}")
+    worker.forget()
 
 
 @dataclass(frozen=True)

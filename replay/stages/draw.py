@@ -25,9 +25,9 @@ def generator(case: CaseId, *what: object) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(key=key))
 
 
-def hidden_rows(case: CaseId, width: int) -> U16:
+def hidden_rows(case: CaseId, width: int, what: str = "hidden") -> U16:
     """bf16 [rows, width]."""
-    rows = [generator(case, "hidden", case.source.start + t).standard_normal(width, np.float32) for t in range(case.source.rows)]
+    rows = [generator(case, what, case.source.start + t).standard_normal(width, np.float32) for t in range(case.source.rows)]
     return rn_bf16(np.stack(rows))
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from replay.errors import InputError
-from replay.model import DTYPE_BYTES, Case, CaseId, Geometry, Problem, Routes, Spec, Work
+from replay.model import DTYPE_BYTES, Case, CaseId, Geometry, Problem, Spec, Work
 from replay.oracle import moe as oracle
 from replay.oracle.arith import F32, I32, bf16_to_f32
 from replay.oracle.moe import ExpertRows
@@ -33,11 +33,12 @@ BIAS = ("off", "on")
 class Chain:
     """The oracle's intermediate values of one layer on one case, each computed when first asked for."""
 
-    def __init__(self, case: CaseId, geometry: Geometry, routes: Routes, modes: tuple[tuple[str, str], ...]) -> None:
-        self.case, self.g, self.modes = case, geometry, dict(modes)
-        self.topk_ids: I32 = np.array(routes.topk_ids, np.int32)
+    def __init__(self, case: Case, modes: tuple[tuple[str, str], ...]) -> None:
+        self.case, self.g, self.second, self.modes = case.id, case.problem.geometry, case.second, dict(modes)
+        routes, geometry, order = case.routes, self.g, -1 if case.second else 1
+        self.topk_ids: I32 = np.array(routes.topk_ids, np.int32)[:, ::order].copy()
         self.topk_weights: F32 = (
-            draw.router_weights(case, geometry.top_k)
+            draw.router_weights(case.id, geometry.top_k)
             if routes.topk_weights is None
             else np.array(routes.topk_weights, np.float32)
         )
@@ -47,7 +48,7 @@ class Chain:
     @functools.cached_property
     def x(self) -> Any:
         """Hidden rows, bf16 [T, H]."""
-        return draw.hidden_rows(self.case, self.g.hidden)
+        return draw.hidden_rows(self.case, self.g.hidden, "hidden, second" if self.second else "hidden")
 
     @functools.cached_property
     def quantized(self) -> Any:
@@ -97,15 +98,15 @@ _UPSTREAM = {"quant": QUANT[0], "epilogue": EPILOGUE[0], "act": ACT[0]}
 
 
 @functools.lru_cache(maxsize=4)
-def _chain(case: CaseId, geometry: Geometry, routes: Routes, modes: tuple[tuple[str, str], ...]) -> Chain:
-    return Chain(case, geometry, routes, modes)
+def _chain(case: Case, modes: tuple[tuple[str, str], ...]) -> Chain:
+    return Chain(case, modes)
 
 
 def chain_of(case: Case) -> Chain:
     """The case's chain; stages of one case share it. Modes that the stage lacks are the accepted path's."""
     own = {n: v for n, v in case.problem.modes if n in _UPSTREAM and not v.startswith("group_trunc")}
     neutral = CaseId(Problem("moe", case.problem.geometry, case.problem.rows, ()), case.id.source, case.id.seed)
-    return _chain(neutral, case.problem.geometry, case.routes, tuple((_UPSTREAM | own).items()))
+    return _chain(Case(neutral, case.routes, case.second), tuple((_UPSTREAM | own).items()))
 
 
 # ---------------------------------------------------------------- tensors
@@ -219,12 +220,12 @@ def _bytes(problem: Problem, names: str, rows: int) -> int:
     return total
 
 
-def _work(hot: str, weights: str = "", ops_per_row: Any = None) -> Any:
+def _work(hot: str, ops_per_row: Any = None) -> Any:
     """Weights of the *distinct* active experts are cold; the rest of the case is hot."""
 
     def work(problem: Problem, inputs: Tensors) -> Work:
-        valid = int(np.count_nonzero(np.asarray(inputs["topk_ids"]) >= 0)) if "topk_ids" in inputs else _valid(inputs)
-        cold = sum(w.rows.nbytes for n in weights.split() if isinstance(w := inputs[n], ExpertRows))
+        valid = _valid(inputs)
+        cold = sum(t.rows.nbytes for t in inputs.values() if isinstance(t, ExpertRows))
         ops = valid * ops_per_row(problem.geometry) if ops_per_row else 0
         return Work(cold, 0, _bytes(problem, hot, valid), ops)
 
@@ -232,9 +233,11 @@ def _work(hot: str, weights: str = "", ops_per_row: Any = None) -> Any:
 
 
 def _valid(inputs: Tensors) -> int:
-    if "unpermuted_to_permuted" in inputs:
-        return int(np.count_nonzero(np.asarray(inputs["unpermuted_to_permuted"]) >= 0))
-    return len(np.asarray(next(iter(inputs.values()))))
+    """V: the permuted rows that exist."""
+    if "offsets" in inputs:
+        return int(np.asarray(inputs["offsets"])[-1])
+    name = next((n for n in ("topk_ids", "unpermuted_to_permuted") if n in inputs), None)
+    return int(np.count_nonzero(np.asarray(inputs[name]) >= 0)) if name else 0
 
 
 def _ops13(g: Geometry) -> int:
@@ -247,7 +250,7 @@ def _ops2(g: Geometry) -> int:
 
 def _label(case: Case, output: str, row: int) -> str:
     """``token 0, slot 5, expert 161`` for a permuted row; token and experts for a token row; the expert for a count."""
-    ids = np.array(case.routes.topk_ids)
+    ids = np.array(case.routes.topk_ids)[:, :: -1 if case.second else 1]
     symbols = _TENSORS[output][1].split()
     if symbols[0] == "R":
         _, _, permuted = oracle.route(ids.astype(np.int32), case.problem.geometry.experts)
@@ -390,7 +393,7 @@ STAGES = (
         name="moe.gemm1", modes={"epilogue": EPILOGUE, "bias": BIAS},
         specs=_specs(f"a a_scale {_GEMM_IN}", "w13 w13_scale w13_bias", "gate_up"),
         inputs=_draw({**_A, **_ROUTED, **_weights("w13", "w13_scale", "w13_bias")}), oracle=_gemm1,
-        work=_work("a a_scale offsets gate_up", "w13 w13_scale", _ops13), canonical=_as_is, label=_label,
+        work=_work("a a_scale offsets gate_up", _ops13), canonical=_as_is, label=_label,
         relabel=relabel, probes=("a", "a_scale", "w13", "w13_scale"),
     ),
     Stage(
@@ -403,7 +406,7 @@ STAGES = (
         name="moe.gemm2", modes={"epilogue": EPILOGUE, "bias": BIAS},
         specs=_specs(f"h h_scale {_GEMM_IN}", "w2 w2_scale w2_bias", "y"),
         inputs=_draw({**_H, **_ROUTED, **_weights("w2", "w2_scale", "w2_bias")}), oracle=_gemm2,
-        work=_work("h h_scale offsets y", "w2 w2_scale", _ops2), canonical=_as_is, label=_label,
+        work=_work("h h_scale offsets y", _ops2), canonical=_as_is, label=_label,
         relabel=relabel, probes=("h", "h_scale", "w2", "w2_scale"),
     ),
     Stage(
@@ -417,7 +420,7 @@ STAGES = (
         name="moe.middle", modes={"epilogue": EPILOGUE, "act": ACT, "quant": QUANT},
         specs=_specs(f"a a_scale {_GEMM_IN}", _WEIGHTS, "y"),
         inputs=_draw({**_A, **_ROUTED, **_weights(*_WEIGHTS.split())}), oracle=_middle,
-        work=_work("a a_scale offsets y", _WEIGHTS, lambda g: _ops13(g) + _ops2(g)), canonical=_as_is, label=_label,
+        work=_work("a a_scale offsets y", lambda g: _ops13(g) + _ops2(g)), canonical=_as_is, label=_label,
         relabel=relabel, probes=("a", "a_scale", "w13", "w13_scale", "w2", "w2_scale"),
     ),
     Stage(
@@ -425,7 +428,7 @@ STAGES = (
         specs=_specs("x topk_ids topk_weights", _WEIGHTS, "out"),
         inputs=_draw({"x": lambda c: c.x, "topk_ids": lambda c: c.topk_ids, "topk_weights": lambda c: c.topk_weights,
                       **_weights(*_WEIGHTS.split())}),
-        oracle=_layer, work=_work("x topk_ids topk_weights out", _WEIGHTS, lambda g: _ops13(g) + _ops2(g)),
+        oracle=_layer, work=_work("x topk_ids topk_weights out", lambda g: _ops13(g) + _ops2(g)),
         canonical=_as_is, label=_label, relabel=relabel,
         probes=("x", "topk_ids", "topk_weights", "w13", "w13_scale", "w2", "w2_scale"),
     ),

@@ -16,13 +16,21 @@ WRITING_SHARE = 0.25
 
 def best(found: Sequence[Ceilings]) -> Ceilings:
     """Each ceiling at its best over all calibrations of a run: the highest rate, the shortest launch."""
-    first = found[0]
-    rates = {
-        name: max((getattr(c, name) for c in found), key=lambda r: float(r.mid))
-        for name in ("read_gbs", "copy_gbs", "inplace_gbs", "hot_gbs")
+    chosen = {
+        "read": max(found, key=lambda c: c.read_gbs.mid),
+        "copy": max(found, key=lambda c: c.copy_gbs.mid),
+        "inplace": max(found, key=lambda c: c.inplace_gbs.mid),
+        "hot": max(found, key=lambda c: c.hot_gbs.mid),
+        "launch": min(found, key=lambda c: c.launch_us.mid),
     }
-    launch = min((c.launch_us for c in found), key=lambda r: r.mid)
-    return Ceilings(**rates, launch_us=launch, best_of=first.best_of)
+    return Ceilings(
+        read_gbs=chosen["read"].read_gbs,
+        copy_gbs=chosen["copy"].copy_gbs,
+        inplace_gbs=chosen["inplace"].inplace_gbs,
+        hot_gbs=chosen["hot"].hot_gbs,
+        launch_us=chosen["launch"].launch_us,
+        best_of={term: c.best_of.get(term, "") for term, c in chosen.items()},
+    )
 
 
 def memory_rate(work: Work, ceilings: Ceilings) -> Interval:
@@ -33,22 +41,23 @@ def memory_rate(work: Work, ceilings: Ceilings) -> Interval:
     return max(matching, key=lambda r: r.mid)
 
 
+def _byte_time(work: Work, memory_gbs: float, hot_gbs: float, cache: str) -> float:
+    """µs of the case's bytes; under ``warm`` all of them come from cache."""
+    cold = 0 if cache == "warm" else work.read_bytes + work.write_bytes
+    hot = work.read_bytes + work.write_bytes + work.hot_bytes - cold
+    return cold / memory_gbs / 1e3 + hot / hot_gbs / 1e3
+
+
 def floor_case(work: Work, ceilings: Ceilings, cache: str) -> Floor:
-    """The floor under a cache state: ``cold-weights`` as the stage says, ``cold-all`` everything cold, ``warm`` nothing."""
-    cold, hot = work.read_bytes + work.write_bytes, work.hot_bytes
-    if cache == "cold-all":
-        cold, hot = cold + hot, 0
-    elif cache == "warm":
-        cold, hot = 0, cold + hot
-    bytes_us = cold / memory_rate(work, ceilings).mid / 1e3 + hot / ceilings.hot_gbs.mid / 1e3
+    """The floor under a cache state: under ``cold-weights`` the stage says what is cold, under ``warm`` nothing is."""
+    bytes_us = _byte_time(work, memory_rate(work, ceilings).mid, ceilings.hot_gbs.mid, cache)
     launch = ceilings.launch_us.mid
     return Floor(max(bytes_us, launch), "bytes" if bytes_us >= launch else "launch", bytes_us, work)
 
 
 def below_floor(us: float, work: Work, ceilings: Ceilings, cache: str) -> bool:
-    """True where a time is below what the cold bytes alone take at the upper bound of the best rate."""
-    cold = 0 if cache == "warm" else work.read_bytes + work.write_bytes
-    return us < BELOW_FLOOR * cold / memory_rate(work, ceilings).hi / 1e3
+    """True where a time is below what the bytes alone take at the upper bounds of the best rates."""
+    return us < BELOW_FLOOR * _byte_time(work, memory_rate(work, ceilings).hi, ceilings.hot_gbs.hi, cache)
 
 
 def drifted(before: Ceilings, after: Ceilings, margin: float) -> list[str]:

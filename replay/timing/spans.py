@@ -17,7 +17,9 @@ from replay.exactness import Got
 from replay.model import Ceilings, Interval, Sample, Value
 
 if TYPE_CHECKING:
+    from replay.session.arms import Ring
     from replay.session.buffers import Binding
+    from replay.stages.stage import Tensors
 
 _clock = perf_counter_ns
 
@@ -25,6 +27,7 @@ _clock = perf_counter_ns
 MIN_SPAN_NS = {"cpu": 500_000}
 MIN_SPAN_ACCELERATOR_NS = 2_000_000
 MAX_CALLS = 1000
+POISON = 0x7B
 WARM_WINDOW = 10
 WARM_SLOPE = 0.005
 WARM_LIMIT_NS = 150_000_000
@@ -45,13 +48,12 @@ Runs = Mapping[str, list[tuple[Callable[[Mapping[str, Any]], None], dict[str, An
 class Timer:
     """Times arms of one case. All arms share the bindings, and the position in the ring runs on over all of them."""
 
-    def __init__(
-        self, device: Device, bindings: list["Binding"], runs: Runs, options: Options, flags: tuple[str, ...], at_arm: Any
-    ) -> None:
-        self.device, self.bindings, self.runs, self.options = device, bindings, runs, options
+    def __init__(self, device: Device, ring: "Ring", runs: Runs, options: Options, flags: tuple[str, ...], at_arm: Any) -> None:
+        self.device, self.ring, self.bindings, self.runs, self.options = device, ring, ring.bindings, runs, options
         self.flags, self.at_arm = flags, at_arm
         self.position = 0
         self.numbers = {arm: i for i, arm in enumerate(runs)}
+        self.trespasses: dict[str, str] = {}
 
     def blocks(self, case: str) -> tuple[tuple[Sample, ...], dict[str, Got]]:
         """Every block holds one sample of each arm in random order; one timed call an arm is kept for the oracle."""
@@ -61,6 +63,7 @@ class Timer:
         calls, flags = {}, {}
         for arm in names:
             calls[arm], flags[arm] = self._warm_up(arm)
+            self._inspect(arm, self.bindings)
         checked = {arm: int(rng.integers(0, self.options.blocks)) for arm in names}
         samples: list[Sample] = []
         outputs: dict[str, Got] = {}
@@ -71,18 +74,45 @@ class Timer:
             for block in range(self.options.blocks):
                 for i in rng.permutation(len(names)):
                     arm = names[int(i)]
-                    last = (self.position + calls[arm] - 1) % len(self.bindings)
-                    if checked[arm] == block:
-                        self.bindings[last].poison_outputs(0x7B)
-                        self.device.synchronize()
+                    used = self._reset(calls[arm])
                     at = _clock() - begin
                     elapsed = self._span(arm, calls[arm])
                     samples.append(Sample(block, arm, calls[arm], elapsed, at, flags[arm] + self.flags))
+                    self._inspect(arm, used)
                     if checked[arm] == block:
-                        outputs[arm] = Got(self.bindings[last].outputs(), 0x7B)
+                        outputs[arm] = Got(used[int(rng.integers(len(used)))].outputs(), POISON)
         finally:
             gc.enable()
         return tuple(samples), outputs
+
+    def _reset(self, calls: int) -> list["Binding"]:
+        """Restore and poison the bindings that the next span will use, and return them."""
+        used = [self.bindings[(self.position + i) % len(self.bindings)] for i in range(min(calls, len(self.bindings)))]
+        for binding in used:
+            binding.restore()
+            binding.poison_outputs(POISON)
+        self.device.synchronize()
+        return used
+
+    def _inspect(self, arm: str, used: list["Binding"]) -> None:
+        """Charge the arm that ran last with what it wrote outside its outputs, and put the inputs right."""
+        for binding in used:
+            if found := binding.trespasses():
+                self.trespasses.setdefault(arm, f"in a timed call: {'; '.join(found)}")
+                binding.mend()
+
+    def answers(self, second: "Tensors") -> dict[str, Got]:
+        """Each arm's outputs on other bytes at the addresses it was timed on: what was remembered is wrong there."""
+        for i, moved in enumerate(self.ring.moved(second) * (len(self.bindings) // len(self.ring.moved(second)))):
+            self.bindings[i].given = moved
+            self.bindings[i].fill()
+        found = {}
+        for arm in self.runs:
+            used = self._reset(1)
+            self._span(arm, 1)
+            found[arm] = Got(used[0].outputs(), POISON)
+            self._inspect(arm, used)
+        return found
 
     def _span(self, arm: str, calls: int) -> int:
         """Nanoseconds of ``calls`` calls on consecutive bindings, the wait for the device included."""
@@ -121,33 +151,38 @@ CEILING_REPEATS = 11
 SETTLE_NS = 300_000_000
 
 
-def ceilings(device: Device) -> Ceilings:
+class Ceiling:
     """Read, copy and in-place rates past the last-level cache, the rate out of cache, and an empty launch.
 
-    Each is the best of every implementation at hand, torch's and our own.
+    Each is the best of every implementation at hand, torch's and our own. The buffers are made once.
     """
-    from replay.kernels.probes import probes
 
-    nbytes = CEILING_PASSES * device.llc_bytes()
-    best: dict[str, tuple[Interval, str]] = {}
-    found = list(probes(device, nbytes))
-    begin = _clock()
-    while _clock() - begin < SETTLE_NS:  # a machine that was idle reads at half its rate for the first moments
-        _time_one(device, found[0].call, 1)
-    for probe in found:
-        interval = _interval([_time_one(device, probe.call, probe.calls) for _ in range(CEILING_REPEATS)])
-        if probe.nbytes:
-            rate = Interval(*(probe.nbytes / us / 1e3 for us in (interval.mid, interval.hi, interval.lo)))
-            better = probe.term not in best or rate.mid > best[probe.term][0].mid
-        else:
-            rate, better = interval, probe.term not in best or interval.mid < best[probe.term][0].mid
-        if better:
-            best[probe.term] = (rate, probe.name)
-    rates = {term: rate for term, (rate, _) in best.items()}
-    return Ceilings(
-        read_gbs=rates["read"], copy_gbs=rates["copy"], inplace_gbs=rates["inplace"], hot_gbs=rates["hot"],
-        launch_us=rates["launch"], best_of={term: name for term, (_, name) in best.items()},
-    )  # fmt: skip
+    def __init__(self, device: Device) -> None:
+        from replay.kernels.probes import probes
+
+        self.device = device
+        self.probes = list(probes(device, CEILING_PASSES * device.llc_bytes()))
+
+    def measure(self) -> Ceilings:
+        """One calibration."""
+        begin = _clock()
+        while _clock() - begin < SETTLE_NS:  # a machine that was idle reads at half its rate for the first moments
+            _time_one(self.device, self.probes[0].call, 1)
+        best: dict[str, tuple[Interval, str]] = {}
+        for probe in self.probes:
+            interval = _interval([_time_one(self.device, probe.call, probe.calls) for _ in range(CEILING_REPEATS)])
+            if probe.nbytes:
+                rate = Interval(*(probe.nbytes / us / 1e3 for us in (interval.mid, interval.hi, interval.lo)))
+                better = probe.term not in best or rate.mid > best[probe.term][0].mid
+            else:
+                rate, better = interval, probe.term not in best or interval.mid < best[probe.term][0].mid
+            if better:
+                best[probe.term] = (rate, probe.name)
+        rates = {term: rate for term, (rate, _) in best.items()}
+        return Ceilings(
+            read_gbs=rates["read"], copy_gbs=rates["copy"], inplace_gbs=rates["inplace"], hot_gbs=rates["hot"],
+            launch_us=rates["launch"], best_of={term: name for term, (_, name) in best.items()},
+        )  # fmt: skip
 
 
 def _time_one(device: Device, call: Callable[[], object], calls: int) -> float:

@@ -88,6 +88,35 @@ def test_one_stage_of_one_rank(tmp_path: Path) -> None:
     assert len(selected(write(tmp_path / "r.jsonl", *records), start_indices="0:3")) == 3
 
 
+def test_each_layer_has_its_own_stage_and_rank(tmp_path: Path) -> None:
+    """A layer that only another rank or stage recorded is still replayed, and a rank of 0 is a rank."""
+    records = [v1_record(rank=r) for r in (0, 1, 0, 1)]
+    records += [v1_record(layer="model.layers.30.mlp.experts", stage="modular_apply", rank=1)] * 2
+    found = selected(write(tmp_path / "r.jsonl", *records), start_indices="0:2")
+    assert [c.id.source.layer for c in found] == ["L9", "L9", "L30", "L30"]
+
+
+def test_padding_rows_are_no_tokens(tmp_path: Path) -> None:
+    """A row marked as padding is neither counted nor replayed."""
+    ids = [[1, 2], [3, 4], [5, 6]]
+    record = v1_record(num_tokens=3, topk_ids=ids, topk_weights=None, requests=None, padding=[False, True, False])
+    found = selected(write(tmp_path / "r.jsonl", record), start_indices="0", windows=(2,))
+    assert found[0].routes.topk_ids == ((1, 2), (5, 6))
+
+
+def test_filters_can_leave_out_a_draft_model(tmp_path: Path) -> None:
+    """Sizes are checked on the rows that are replayed, not on those a filter left out."""
+    draft = v1_record(layer="mtp.layers.0.mlp.experts", num_experts=5)
+    path = write(tmp_path / "r.jsonl", draft, v1_record())
+    assert len(selected(path, layer_regex=r"^model\.layers", start_indices="0")) == 1
+
+
+def test_a_range_of_billions_is_past_the_end(routes: Path) -> None:
+    """It is told at once, not built."""
+    with pytest.raises(InputError, match="L9 10, L14 10"):
+        selected(routes, start_indices="0:99999999999")
+
+
 def test_experts_of_another_model(routes: Path) -> None:
     """A capture whose experts are not the geometry's is refused at its line."""
     with pytest.raises(InputError, match=r"r\.jsonl:1: num_experts, top_k: expected 256, 8"):

@@ -92,3 +92,12 @@ def test_manifest_guards_its_files(tmp_path: Path) -> None:
     (tmp_path / MANIFEST).write_bytes(b'{"form": "b70-capture/2"}')
     with pytest.raises(InputError, match="form b70-capture/1"):
         open_capture(tmp_path)
+    for geometry, told in (
+        ({"preset": "nope"}, "geometry: preset 'nope': expected one of qwen36"),
+        ({"tp": 0}, "geometry: tp: expected a positive number, got 0"),
+        ({"inter": 0}, "geometry: inter: expected 1 or more, got 0"),
+    ):
+        odd = msgspec.structs.replace(manifest, geometry=msgspec.structs.replace(manifest.geometry, **geometry))
+        (tmp_path / MANIFEST).write_bytes(msgspec.json.encode(odd))
+        with pytest.raises(InputError, match=told):
+            open_capture(tmp_path)

@@ -106,10 +106,15 @@ WRONG = [
     (b'{"layer": "model.lay\n', "F:2: line: expected a whole JSON object, got a truncated line of 20 bytes"),
     (b"\n", "F:2: line: expected a JSON object, got a blank line"),
     (b'{"layer":\x00"a"}\n', "F:2: line: expected JSON text, got a NUL byte at column 10"),
+    (lab_record(topk_ids=[[1, 10**25], [4, 7]]), "F:2: topk_ids[0][1]: expected 0 ≤ id < 8, or -1, got 10000000000000000000000000"),
+    (lab_record(assignments=10**25), "F:2: assignments: expected 4, as counts say"),
+    (lab_record(counts=[0, 1, 0, 0, 2, 0, 0, 10**25]), "F:2: counts[7]: expected 1, as topk_ids say"),
+    (b'{"layer":' + b"[" * 100000 + b"\n", "F:2: line: expected a JSON object of this form, got one nested too deeply"),
     (b"[1, 2]\n", "F:2: line: expected object, got array"),
     (b'"\xff\xfe"\n', "F:2: line: expected"),
 ]  # fmt: skip
 WRONG_V1 = [
+    (v1_record(topk_weights=[[1e300, 0]]), "F:2: topk_weights[0][0]: expected a finite f32, got 1e+300"),
     (v1_record(topk_weights=[[0.5]]), "F:2: topk_weights[0]: expected 2 values, as top_k says, got 1"),
     (v1_record(topk_weights=[["a", 1]]), "F:2: topk_weights[0][0]: expected float, got str"),
     (v1_record(padding=[False, True]), "F:2: padding: expected 1 values, as num_tokens says, got 2"),
@@ -144,7 +149,7 @@ def test_files_that_are_no_files(tmp_path: Path) -> None:
     assert "at least one record, got an empty file" in message(tmp_path / "empty.jsonl")
     packed = zstandard.compress(json.dumps(lab_record()).encode() * 2000)
     (tmp_path / "cut.jsonl.zst").write_bytes(packed[: len(packed) // 2])
-    assert str(tmp_path) in str(pytest.raises(InputError, lambda: list(read_batches(tmp_path / "cut.jsonl.zst"))).value)
+    assert message(tmp_path / "cut.jsonl.zst").startswith("F:")
 
 
 def test_mixed_forms_fail_where_they_mix(tmp_path: Path) -> None:

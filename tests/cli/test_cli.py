@@ -43,10 +43,16 @@ BAD = [
     ((*CAPTURE, "--load", "raises.py"), "raises.py: --load: expected a file that imports, got ZeroDivisionError: division by zero"),
     ((*CAPTURE, "--load", "nothing.py"), "nothing.py: KERNELS: expected a list of replay.model.Kernel, got NoneType"),
     ((*CAPTURE, "--load", "twice.py"), "twice.py: eager:moe.route: expected an id not registered before"),
+    ((*CAPTURE, "--load", "exits.py"), "exits.py: --load: expected a file that imports, got SystemExit: 0"),
+    ((*CAPTURE, "--load", "types.py"), "types.py: KERNELS: 5: expected the fields of a Kernel, got Expected `str`, got `int`"),
+    ((*CAPTURE, "--load", "modes.py"), "modes.py: KERNELS: 'mine:moe.route': expected the fields of a Kernel, got Expected `array`"),
+    ((*CAPTURE, "--case", "moe.route@qwen36:tp2/qwen36-generated/L9/r0+1#7"), "--case: geometry: expected qwen36:tp4, as the"),
+    ((*CAPTURE, "--case", "moe.route@qwen36:tp4:inter=0/qwen36-generated/L9/r0+1#7"), "--case: id: expected STAGE"),
+    (("--resume", "full", "--quick"), "--resume: options: expected no other, since the run's journal holds them, got quick"),
     ((*CAPTURE, "--require", "best"), "--require: value: expected exact, faster or floor:X, got 'best'"),
     ((*CAPTURE, "--margin", "x"), "b70-replay run: Invalid value for '--margin'"),
     ((*CAPTURE, "-o", "full"), "full: -o: expected an empty or new folder"),
-    (("--resume", "none"), "none: run: expected a run folder with run.jsonl, got no such file"),
+    (("--resume", "none"), "none: run: expected a run folder with a readable run.jsonl, got no such file"),
 ]  # fmt: skip
 
 
@@ -64,6 +70,10 @@ def there(tmp_path: Path) -> Path:
     (tmp_path / "twice.py").write_text(
         "from replay.model import Kernel\nKERNELS = [Kernel(id='eager:moe.route', prepare=':x')]\n"
     )
+    (tmp_path / "exits.py").write_text("raise SystemExit(0)\n")
+    head = "from replay.model import Kernel\n"
+    (tmp_path / "types.py").write_text(head + "KERNELS = [Kernel(id=5, prepare=':x')]\n")
+    (tmp_path / "modes.py").write_text(head + "KERNELS = [Kernel(id='mine:moe.route', prepare=':x', modes={'a': 'b'})]\n")
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").touch()
     return tmp_path
@@ -95,7 +105,7 @@ def test_inspect_prints_the_labs_figures(cli: Cli) -> None:
     """Gini, repeat rate and overlap of both layers."""
     done = cli("capture", "inspect", LAB_ROUTES)
     lines = done.stdout.splitlines()
-    assert [w for w in lines[1].split()] == ["L9", "quark_int8_apply", "0", "64", "64", "91", "0.835", "0.016", "2.89"]
+    assert lines[1].split() == ["L9", "quark_int8_apply", "0", "64", "64", "91", "0.835", "0.016", "2.89"]
 
 
 def test_a_run_keeps_its_documents(cli: Cli, tmp_path: Path) -> None:
@@ -130,3 +140,11 @@ def test_doctor_lists_every_kernel(cli: Cli) -> None:
     assert done.returncode == 0, done.stderr
     assert "sycl:moe.gemm1:rows" in done.stdout
     assert cli("doctor", "--device", "cuda").returncode == 5
+
+
+def test_a_device_that_is_not_there_is_refused(cli: Cli, tmp_path: Path) -> None:
+    """Exit 5 before a run folder is made; no kernel is blamed."""
+    done = cli(*CAPTURE, "--stage", "moe.route", "--device", "cuda")
+    assert done.returncode == 5
+    assert done.stderr.startswith("--device: cuda: torch")
+    assert not (tmp_path / "runs").exists()

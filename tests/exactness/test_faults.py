@@ -50,7 +50,7 @@ MODES = [
 def test_the_mode_that_matches_is_told(stage: str, mode: str, value: str) -> None:
     """A kernel of another mode fails, and the line says which mode it is. Rare differences get the rows to show."""
     for seed in range(6):
-        case = make_case(stage, WIDE, tokens=160 if mode == "epilogue" else 32, seed=seed)
+        case = make_case(stage, WIDE, tokens=160 if mode in ("epilogue", "quant") else 32, seed=seed)
         outcome = judge_here(f"faulty:{stage}:{mode}-{value}", case, FAULTY)
         if isinstance(outcome, Inexact):
             told = outcome.detail.partition(f"matches mode {mode}=")[2].partition(

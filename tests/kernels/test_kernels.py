@@ -66,7 +66,7 @@ def test_group_quantisation_exists_for_quantize_alone() -> None:
     exact(KERNELS["eager:moe.quantize"], make_case("moe.quantize", quant="group_trunc:16"))
     from replay.errors import InputError
 
-    with pytest.raises(InputError, match="quant of moe.layer"):
+    with pytest.raises(InputError, match=r"quant of moe\.layer"):
         make_case("moe.layer", quant="group_trunc:16")
     with pytest.raises(InputError, match="a group that divides hidden 64"):
         make_case("moe.quantize", quant="group_trunc:7")

@@ -66,7 +66,7 @@ def test_an_edited_line_is_refused(written: Path) -> None:
 
 def test_no_run_there(tmp_path: Path) -> None:
     """A folder without a journal, and an empty journal, are no runs."""
-    with pytest.raises(InputError, match=r"a run folder with run\.jsonl"):
+    with pytest.raises(InputError, match=r"a run folder with a readable run\.jsonl"):
         j.read(tmp_path / j.NAME)
     (tmp_path / j.NAME).touch()
     with pytest.raises(InputError, match="a run that had begun"):

@@ -33,11 +33,12 @@ def test_a_small_case_is_one_launch() -> None:
 
 
 def test_cache_states() -> None:
-    """Warm has no memory floor; cold-all reads everything from memory."""
+    """Warm has no memory floor: everything at the rate out of cache."""
     work = Work(8_000_000, 0, 8_000_000, 0)
-    assert abs(floor_case(work, CEILINGS, "cold-all").us - 200) < 1e-9
+    assert abs(floor_case(work, CEILINGS, "cold-weights").us - (100 + 8_000_000 / 120 / 1e3)) < 1e-9
     assert abs(floor_case(work, CEILINGS, "warm").us - 16_000_000 / 120 / 1e3) < 1e-9
-    assert not below_floor(1.0, work, CEILINGS, "warm")
+    assert below_floor(100.0, work, CEILINGS, "warm")
+    assert not below_floor(140.0, work, CEILINGS, "warm")
 
 
 def test_below_the_floor_uses_the_upper_bound_of_the_best_rate() -> None:
