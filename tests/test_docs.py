@@ -86,7 +86,7 @@ def test_the_outside_kernel_is_caught(cli: Cli, tmp_path: Path) -> None:
     )
     wrong = cli(*base)
     assert wrong.returncode == 1
-    assert re.search(r"mine:moe\.quantize:divide +FAIL.* token .* expert.*matches mode quant=div_half_even", wrong.stdout)
+    assert re.search(r"mine:moe\.quantize:divide +FAIL.*\(token .* expert.*matches mode quant=div_half_even", wrong.stdout)
     right = cli(*base, "--mode", "quant=div_half_even")
     assert right.returncode == 0, right.stdout
 

@@ -72,7 +72,7 @@ def command(list_: bool, resume: Path | None, **options: Any) -> int:
     workers.warm_start()
     if resume:
         context = click.get_current_context()
-        given = [n for n in options if str(context.get_parameter_source(n)).endswith("COMMANDLINE")]
+        given = [n for n in options if context.get_parameter_source(n) is click.core.ParameterSource.COMMANDLINE]
         if given:
             raise InputError("--resume", "options", "no other, since the run's journal holds them", ", ".join(given))
         return _go_on(resume)
