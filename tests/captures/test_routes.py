@@ -109,7 +109,7 @@ WRONG = [
     (lab_record(topk_ids=[[1, 10**25], [4, 7]]), "F:2: topk_ids[0][1]: expected 0 ≤ id < 8, or -1, got 10000000000000000000000000"),
     (lab_record(assignments=10**25), "F:2: assignments: expected 4, as counts say"),
     (lab_record(counts=[0, 1, 0, 0, 2, 0, 0, 10**25]), "F:2: counts[7]: expected 1, as topk_ids say"),
-    (b'{"layer":' + b"[" * 100000 + b"\n", "F:2: line: expected a JSON object of this form, got one nested too deeply"),
+    (b'{"deep":' + b"[" * 100000 + b"\n", "F:2: line: expected a JSON object of this form, got one nested too deeply"),
     (b"[1, 2]\n", "F:2: line: expected object, got array"),
     (b'"\xff\xfe"\n', "F:2: line: expected"),
 ]  # fmt: skip

@@ -35,21 +35,29 @@ def document(folder: Path) -> Any:
     return without_times(json.loads((folder / "result.json").read_text()))
 
 
+def begun(folder: Path) -> "subprocess.Popen[bytes]":
+    """A run whose journal has its first line; before that there is nothing to resume."""
+    command = [sys.executable, "-m", "replay", *RUN, "-o", str(folder)]
+    process = subprocess.Popen(command, cwd=folder.parent, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    while not (folder / j.NAME).exists() or b"\n" not in (folder / j.NAME).read_bytes():
+        assert process.poll() is None
+        time.sleep(0.01)
+    return process
+
+
 @pytest.mark.slow
 def test_killed_at_twenty_moments(cli: Cli, tmp_path: Path) -> None:
     """kill −9 the run, all through its length; then resume."""
-    assert cli(*RUN, "-o", "whole").returncode == 0
-    written = (tmp_path / "whole" / j.NAME).stat()
-    length = written.st_mtime - (tmp_path / "whole").stat().st_ctime  # from the folder's making to its last record
+    process = begun(tmp_path / "whole")
+    begin = time.monotonic()
+    assert process.wait() == 0
+    length = time.monotonic() - begin
     whole = document(tmp_path / "whole")
     assert len(whole["rows"]) == 6
     moments = random.Random(20)
     for trial in range(20):
         folder = tmp_path / f"killed{trial}"
-        command = [sys.executable, "-m", "replay", *RUN, "-o", str(folder)]
-        process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        while not (folder / j.NAME).exists() or b"\n" not in (folder / j.NAME).read_bytes():
-            time.sleep(0.01)  # before its first line there is no run to resume
+        process = begun(folder)
         time.sleep(length * (trial + moments.random()) / 20)
         process.send_signal(signal.SIGKILL)
         process.wait()
