@@ -27,8 +27,8 @@ venv: ## the environment in .venv (about a minute the first time)
 	  echo "$(WANT)" > $(STAMP); \
 	fi
 
-bench-moe: venv ## replay the shipped capture through every MoE kernel; about a minute
-	@echo "bench-moe: 16 cases of layer 9 of captures/qwen36-generated, all MoE stages, QUICK (one process); about a minute"
+bench-moe: venv ## replay the shipped capture through every MoE kernel; 1 to 3 minutes
+	@echo "bench-moe: 16 cases of layer 9 of captures/qwen36-generated, all MoE stages, QUICK (one process); 1 to 3 minutes"
 	@$(BIN)/b70-replay run --capture qwen36-generated --route-layer-regex 'layers\.9\.' --stage 'moe.*' --quick $(ARGS)
 
 test: venv lint ## everything that must hold; about 8 minutes

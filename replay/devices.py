@@ -37,6 +37,8 @@ class Device:
         self.module: Any = torch.get_device_module(self.kind)
         if self.kind != "cpu" and not self.module.is_available():
             raise EnvironmentRefused(f"--device: {name}: torch {torch.__version__} sees no such device")
+        if self.kind != "cpu":
+            self.module.set_device(int(name.partition(":")[2] or 0))
 
     def empty_bytes(self, nbytes: int) -> "torch.Tensor":
         """Uninitialised uint8 [nbytes] at a fresh address. On the CPU numpy asks for huge pages where it helps."""

@@ -1,12 +1,7 @@
-// What every kernel file begins with: the narrow SYCL headers, kernel declarations, bf16 and the shared arithmetic.
-//
-// Built with -ffp-contract=off, and on a GPU with correctly rounded division and square root: every f32 operation here
-// rounds once, to nearest even. bf16 is converted with integer operations, because sycl::ext::oneapi::bfloat16 pulls in
-// a device library that a SYCLBIN then lacks.
+// What every kernel file begins with: the narrow SYCL headers, kernel declarations, and the shared arithmetic.
 #pragma once
 #include <sycl/accessor.hpp>
-#include <sycl/bit_cast.hpp>
-#include <sycl/builtins.hpp>
+#include <sycl/atomic_ref.hpp>
 #include <sycl/ext/oneapi/free_function_kernel_properties.hpp>
 #include <sycl/ext/oneapi/free_function_queries.hpp>
 #include <sycl/ext/oneapi/kernel_properties/properties.hpp>
@@ -14,7 +9,7 @@
 #include <sycl/group_barrier.hpp>
 #include <sycl/nd_item.hpp>
 
-#include <cstdint>
+#include "arith.hpp"
 
 namespace sx = sycl::ext::oneapi::experimental;
 namespace this_item = sycl::ext::oneapi::this_work_item;
@@ -22,24 +17,26 @@ namespace this_item = sycl::ext::oneapi::this_work_item;
 #define KERNEL(DIMS) extern "C" SYCL_EXT_ONEAPI_FUNCTION_PROPERTY((sx::nd_range_kernel<DIMS>))
 #define SUB_GROUP(N) SYCL_EXT_ONEAPI_FUNCTION_PROPERTY((sx::sub_group_size<N>))
 
-inline float bf16_to_f32(uint16_t x) { return sycl::bit_cast<float>(uint32_t(x) << 16); }
+// A work-group of LANES items that works on one row. With one lane every loop below is a plain loop, which is the body
+// for a CPU device; with many it is the body for a GPU. Only integers are reduced, so the order never shows.
+//
+// Groups lie in one or two dimensions: (row) or (token, slot or block). A run-time division to tell them apart would
+// cost the B70 an inexact reciprocal.
+template <int LANES, int DIMS = 1> struct Lanes {
+  sycl::nd_item<DIMS> item;
+  int lane;
 
-// Round to nearest even; every NaN becomes 0x7fc0.
-inline uint16_t rn_bf16(float x) {
-  uint32_t u = sycl::bit_cast<uint32_t>(x);
-  if ((u & 0x7fffffffu) > 0x7f800000u) return 0x7fc0;
-  return uint16_t((u + 0x7fffu + ((u >> 16) & 1)) >> 16);
-}
-
-enum Epilogue : int { row_then_col = 0, scales_first = 1 };
-
-// The s32 sum to bf16, in the association that the mode names. `bias` may be null.
-inline uint16_t epilogue(int32_t acc, float row_scale, float col_scale, const float *bias, int64_t column, int mode) {
-  float y = float(acc);
-  y = mode == row_then_col ? (y * row_scale) * col_scale : y * (row_scale * col_scale);
-  if (bias) y = y + bias[column];
-  return rn_bf16(y);
-}
+  Lanes() : item(this_item::get_nd_item<DIMS>()), lane(LANES == 1 ? 0 : int(item.get_local_id(DIMS - 1))) {}
+  int64_t row() const { return item.get_group(0); }
+  int64_t column() const { return item.get_group(DIMS - 1); }
+  void barrier() const {
+    if constexpr (LANES > 1) sycl::group_barrier(item.get_group());
+  }
+  uint32_t max(uint32_t x) const {
+    if constexpr (LANES > 1) return sycl::reduce_over_group(item.get_group(), x, sycl::maximum<uint32_t>());
+    else return x;
+  }
+};
 
 // The expert that owns a permuted row: offsets[e] <= row < offsets[e + 1], by bisection over int64 [experts + 1].
 inline int expert_of(const int64_t *offsets, int experts, int64_t row) {

@@ -1,44 +1,111 @@
 // Grouped int8 GEMM over permuted rows: out[r, n] = epilogue(Σ_k a[r, k]·w[e, n, k]), e the expert that owns row r.
 //
-// Weights are packed [E, N, K], so that one output column is one contiguous run. The s32 sum is exact in any order;
-// only the epilogue has an order, and that is shared. Rows past offsets[E] are not touched.
+// Weights are packed [E, N, K], so that an output column is one contiguous run. The s32 sum is exact in any order; only
+// the epilogue has an order, and that is shared. Rows past offsets[E] are not touched. The variants differ in who works
+// on what:
+//   rows            an item a row and block of columns; the expert is found by bisection
+//   offsets         an item an expert and block of columns; an expert without rows leaves at once
+//   active_offsets  the same over a list of the experts that have rows, made by a launch before
+//   topk_direct     an item a (token, slot) pair and block of columns: no permutation is looked up but the pair's own
 #include "common.hpp"
+#include "dot.hpp"
 
-constexpr int columns_per_item = 8;
+struct Gemm {
+  const int8_t *a;
+  const float *a_scale;
+  const int8_t *w;
+  const float *w_scale, *bias;
+  uint16_t *out;
+  int n, k, mode;
 
-// cpu body: one work-item, one row, eight columns, each a plain dot product that the CPU compiler vectorises.
-KERNEL(2) void gemm_rows_cpu(const int8_t *a, const float *a_scale, const int64_t *offsets, const int8_t *w,
-                        const float *w_scale, const float *bias, uint16_t *out, int experts, int n, int k, int mode) {
-  auto item = this_item::get_nd_item<2>();
-  int64_t row = item.get_global_id(0);
-  if (row >= offsets[experts]) return;
-  int64_t e = expert_of(offsets, experts, row);
-  const int8_t *x = a + row * k;
-  int first = int(item.get_global_id(1)) * columns_per_item;
-  for (int column = first; column < n && column < first + columns_per_item; column++) {
-    const int8_t *y = w + (e * n + column) * k;
-    int32_t acc = 0;
-    for (int i = 0; i < k; i++) acc += int32_t(x[i]) * int32_t(y[i]);
+  void store(int64_t row, int64_t e, int column, int32_t acc) const {
     out[row * n + column] =
         epilogue(acc, a_scale[row], w_scale[e * n + column], bias ? bias + e * n : nullptr, column, mode);
   }
+};
+
+// Rows [first, last) of expert e against one block of columns. A column's weights are read once for all rows.
+inline void gemm_block_cpu(const Gemm &g, int64_t e, int64_t first, int64_t last, int block) {
+  int begin = block * columns_per_item, end = sycl::min(g.n, begin + columns_per_item);
+  for (int64_t row = first; row < last; row++) {
+    const int8_t *x = g.a + row * g.k;
+    int column = begin;
+    for (; column + 4 <= end; column += 4) {
+      int32_t acc[4];
+      dot4(x, g.w + (e * g.n + column) * g.k, g.k, acc);
+      for (int c = 0; c < 4; c++) g.store(row, e, column + c, acc[c]);
+    }
+    for (; column < end; column++) g.store(row, e, column, dot(x, g.w + (e * g.n + column) * g.k, g.k));
+  }
 }
 
-// gpu body, portable form: one sub-group of 16 an output column, lanes along K, an integer sum over the lanes.
-KERNEL(2) SUB_GROUP(16) void gemm_rows_gpu(const int8_t *a, const float *a_scale, const int64_t *offsets, const int8_t *w,
-                                      const float *w_scale, const float *bias, uint16_t *out, int experts, int n,
-                                      int k, int mode) {
-  auto item = this_item::get_nd_item<2>();
+// gpu body, portable form: a sub-group of 16 an output column, lanes along K in words of four codes.
+inline void gemm_block_gpu(const Gemm &g, int64_t e, int64_t first, int64_t last, sycl::nd_item<2> item) {
   auto lanes = item.get_sub_group();
-  int64_t row = item.get_group(0);
   int column = int(item.get_group(1) * lanes.get_group_linear_range() + lanes.get_group_linear_id());
-  if (row >= offsets[experts] || column >= n) return;
-  int64_t e = expert_of(offsets, experts, row);
-  const int8_t *x = a + row * k, *y = w + (e * n + column) * k;
-  int32_t acc = 0;
-  for (int i = lanes.get_local_linear_id(); i < k; i += 16) acc += int32_t(x[i]) * int32_t(y[i]);
-  acc = sycl::reduce_over_group(lanes, acc, sycl::plus<int32_t>());
-  if (lanes.leader())
-    out[row * n + column] =
-        epilogue(acc, a_scale[row], w_scale[e * n + column], bias ? bias + e * n : nullptr, column, mode);
+  if (column >= g.n) return;
+  for (int64_t row = first; row < last; row++) {
+    int32_t acc = dot_lanes(g.a + row * g.k, g.w + (e * g.n + column) * g.k, g.k, lanes.get_local_linear_id());
+    acc = sycl::reduce_over_group(lanes, acc, sycl::plus<int32_t>());
+    if (lanes.leader()) g.store(row, e, column, acc);
+  }
+}
+
+#define GEMM_ARGS                                                                                                     \
+  const int8_t *a, const float *a_scale, const int8_t *w, const float *w_scale, const float *bias, uint16_t *out,    \
+      int n, int k, int mode
+#define GEMM Gemm{a, a_scale, w, w_scale, bias, out, n, k, mode}
+
+KERNEL(2) void gemm_rows_cpu(GEMM_ARGS, const int64_t *offsets, int experts) {
+  auto item = this_item::get_nd_item<2>();
+  int64_t row = item.get_group(0);
+  if (row >= offsets[experts]) return;
+  gemm_block_cpu(GEMM, expert_of(offsets, experts, row), row, row + 1, int(item.get_group(1)));
+}
+KERNEL(2) SUB_GROUP(16) void gemm_rows_gpu(GEMM_ARGS, const int64_t *offsets, int experts) {
+  auto item = this_item::get_nd_item<2>();
+  int64_t row = item.get_group(0);
+  if (row >= offsets[experts]) return;
+  gemm_block_gpu(GEMM, expert_of(offsets, experts, row), row, row + 1, item);
+}
+
+KERNEL(2) void gemm_offsets_cpu(GEMM_ARGS, const int64_t *offsets) {
+  auto item = this_item::get_nd_item<2>();
+  int64_t e = item.get_group(0);
+  gemm_block_cpu(GEMM, e, offsets[e], offsets[e + 1], int(item.get_group(1)));
+}
+KERNEL(2) SUB_GROUP(16) void gemm_offsets_gpu(GEMM_ARGS, const int64_t *offsets) {
+  auto item = this_item::get_nd_item<2>();
+  int64_t e = item.get_group(0);
+  gemm_block_gpu(GEMM, e, offsets[e], offsets[e + 1], item);
+}
+
+// The experts that have rows, ascending, and behind them −1 up to `slots`.
+KERNEL(1) void list_active(const int64_t *offsets, int32_t *active, int experts, int slots) {
+  int count = 0;
+  for (int e = 0; e < experts && count < slots; e++)
+    if (offsets[e + 1] > offsets[e]) active[count++] = e;
+  for (; count < slots; count++) active[count] = -1;
+}
+
+KERNEL(2) void gemm_active_cpu(GEMM_ARGS, const int64_t *offsets, const int32_t *active) {
+  auto item = this_item::get_nd_item<2>();
+  int64_t e = active[item.get_group(0)];
+  if (e >= 0) gemm_block_cpu(GEMM, e, offsets[e], offsets[e + 1], int(item.get_group(1)));
+}
+KERNEL(2) SUB_GROUP(16) void gemm_active_gpu(GEMM_ARGS, const int64_t *offsets, const int32_t *active) {
+  auto item = this_item::get_nd_item<2>();
+  int64_t e = active[item.get_group(0)];
+  if (e >= 0) gemm_block_gpu(GEMM, e, offsets[e], offsets[e + 1], item);
+}
+
+KERNEL(2) void gemm_direct_cpu(GEMM_ARGS, const int32_t *ids, const int32_t *permuted) {
+  auto item = this_item::get_nd_item<2>();
+  int64_t row = permuted[item.get_group(0)];
+  if (row >= 0) gemm_block_cpu(GEMM, ids[item.get_group(0)], row, row + 1, int(item.get_group(1)));
+}
+KERNEL(2) SUB_GROUP(16) void gemm_direct_gpu(GEMM_ARGS, const int32_t *ids, const int32_t *permuted) {
+  auto item = this_item::get_nd_item<2>();
+  int64_t row = permuted[item.get_group(0)];
+  if (row >= 0) gemm_block_gpu(GEMM, ids[item.get_group(0)], row, row + 1, item);
 }

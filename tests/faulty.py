@@ -25,6 +25,7 @@ OUTPUT = {
     "moe.act_quant": "h",
     "moe.gemm2": "y",
     "moe.combine": "out",
+    "moe.shared": "out",
     "moe.middle": "y",
     "moe.layer": "out",
 }
@@ -96,7 +97,7 @@ def _kernels() -> list[Kernel]:
     for stage in OUTPUT:
         variants = {f.__name__: _prepare(stage, f) for f in FAULTS}
         for mode, values in STAGES[stage].modes.items():
-            plain = [v for v in values if v.replace("_", "").isalnum() and mode != "bias"]
+            plain = [v for v in values if v.replace("_", "").isalnum() and mode not in ("bias", "shared")]
             variants |= {f"{mode}-{v}": _prepare_mode(stage, mode, v) for v in plain}
         for variant, prepare in variants.items():
             name = re.sub(r"\W", "_", f"prepare_{stage}_{variant}")

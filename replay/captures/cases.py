@@ -153,7 +153,7 @@ def _few(names: set[str]) -> str:
 def _starts(path: Path, select: Select, label: str, layers: _Layers, window: int) -> list[int]:
     rows = layers.rows[label]
     try:
-        starts = parse_starts(select.start_indices or "default", rows, window)
+        starts = parse_starts("default" if select.start_indices is None else select.start_indices, rows, window)
     except ValueError as error:
         expected, _, got = str(error).partition(", got ")
         raise InputError("--route-start-indices", "value", expected, got) from None

@@ -131,11 +131,42 @@ def read_batches(path: Path) -> Iterator[Batch]:
 
 
 def _decompressed(raw: io.BufferedReader, path: Path) -> Any:
-    if path.suffix != ".zst":
-        return raw
-    import zstandard
+    return _Frames(raw, path) if path.suffix == ".zst" else raw
 
-    return zstandard.ZstdDecompressor().stream_reader(raw, read_across_frames=True)
+
+class _Frames:
+    """Reads the zstd frames of a file one after another; a last frame that is cut short is an error, not an end."""
+
+    def __init__(self, raw: io.BufferedReader, path: Path) -> None:
+        import zstandard
+
+        self.raw, self.path = raw, path
+        self.new = zstandard.ZstdDecompressor().decompressobj
+        self.frame: Any = None
+        self.ready = bytearray()
+
+    def read(self, size: int) -> bytes:
+        """Up to ``size`` bytes; none at the end."""
+        import zstandard
+
+        while len(self.ready) < size:
+            data = self.raw.read(BLOCK_BYTES)
+            if not data:
+                if self.frame is not None:
+                    raise InputError(str(self.path), "file", "a whole zstd stream", "one that is cut short")
+                break
+            try:
+                while data:
+                    self.frame = self.frame or self.new()
+                    self.ready += self.frame.decompress(data)
+                    data = self.frame.unused_data
+                    if self.frame.eof:
+                        self.frame = None
+            except zstandard.ZstdError as error:
+                raise InputError(str(self.path), "file", "a zstd stream", str(error)) from None
+        out = bytes(self.ready[:size])
+        del self.ready[:size]
+        return out
 
 
 def _read_open(path: Path, stream: Any) -> Iterator[Batch]:
@@ -154,16 +185,8 @@ def _read_open(path: Path, stream: Any) -> Iterator[Batch]:
 
 def _whole_lines(path: Path, stream: Any) -> Iterator[bytes]:
     """Blocks that end at a line's end; only the file's last line may lack its newline."""
-    import zstandard
-
     rest = b""
-    while True:
-        try:
-            block = stream.read(BLOCK_BYTES)
-        except zstandard.ZstdError as error:
-            raise InputError(str(path), "file", "a whole zstd stream", str(error)) from None
-        if not block:
-            break
+    while block := stream.read(BLOCK_BYTES):
         cut = block.rfind(b"\n") + 1
         if cut == 0:
             rest += block

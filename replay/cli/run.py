@@ -13,11 +13,13 @@ from replay.model import Exact, NotRun
 
 
 def _modes(pairs: tuple[str, ...]) -> dict[str, str]:
-    chosen = {}
+    chosen: dict[str, str] = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
         if not equals or not name or not value:
             raise InputError("--mode", "value", "name=value", repr(pair))
+        if chosen.get(name, value) != value:
+            raise InputError("--mode", name, "one value", f"{chosen[name]} and {value}")
         chosen[name] = value
     return chosen
 
@@ -47,13 +49,13 @@ def _windows(text: str) -> tuple[int, ...]:
 @click.option("--tp", type=int, help="Tensor-parallel size of the geometry. [4]")
 @click.option("--mode", "modes", multiple=True, metavar="NAME=VALUE", help="A named mode, e.g. quant=recip_half_even.")
 @click.option("--cache", type=click.Choice(["warm", "cold-weights"]), default="cold-weights", show_default=True)
-@click.option("--blocks", type=click.IntRange(5), default=30, show_default=True, help="Timed blocks a case and process.")
+@click.option("--blocks", type=click.IntRange(5, 10_000), default=30, show_default=True, help="Timed blocks a case and process.")
 @click.option(
     "--margin", type=click.FloatRange(0, 50), default=1.0, show_default=True, help="Percent within which times are the same."
 )
-@click.option("--repeats", type=click.IntRange(2), default=4, show_default=True, help="Calls judged a case.")
+@click.option("--repeats", type=click.IntRange(2, 1000), default=4, show_default=True, help="Calls judged a case.")
 @click.option("--quick", is_flag=True, help="One process; so far every run is one.")
-@click.option("--seed", type=click.IntRange(0), default=7, show_default=True, help="Seed of everything drawn.")
+@click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=7, show_default=True, help="Seed of everything drawn.")
 @click.option("--require", help="exact, faster, or floor:X; exit 3 or 4 where it is not met.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Run folder. [runs/TIME-ID]")
 @click.option("--resume", type=click.Path(path_type=Path), help="Go on with an interrupted run.")
@@ -82,10 +84,12 @@ def command(list_: bool, resume: Path | None, **options: Any) -> int:
 def _list(load: tuple[str, ...]) -> None:
     from replay.kernels.registry import registered
     from replay.model import PRESETS
+    from replay.session.plan import check_stages
     from replay.stages import STAGES
 
     click.echo(f"presets: {', '.join(PRESETS)}")
     kernels = registered(load).values()
+    check_stages(kernels)
     for stage in STAGES.values():
         modes = "; ".join(f"{n}={'|'.join(v)}" for n, v in stage.modes.items())
         click.echo(f"{stage.name}  {modes}".rstrip())
@@ -99,6 +103,8 @@ def _begin(options: dict[str, Any]) -> int:
     from replay.session.folder import begin
     from replay.session.plan import Asked, make_plan
 
+    if not options["margin"] >= 0:
+        raise InputError("--margin", "value", "a percentage from 0 to 50", str(options["margin"]))
     asked = Asked(
         **{k: options[k] for k in ("capture", "route_layer_regex", "route_stage_regex", "route_start_indices")},
         **{k: options[k] for k in ("route_min_num_tokens", "route_max_num_tokens", "max_cases", "stages", "kernels")},
@@ -131,7 +137,7 @@ def _run(folder: Path, records: Any, journal: Any) -> int:
 
     from replay.results import table
     from replay.results.write import write
-    from replay.session.run import Session
+    from replay.session.run import WAITING, Session
 
     plan = records[0].plan
     console = Console(stderr=True)
@@ -140,6 +146,8 @@ def _run(folder: Path, records: Any, journal: Any) -> int:
         task = bar.add_task("begin", total=None)
 
         def progress(what: str, done: int, total: int) -> None:
+            if what == WAITING and not console.is_terminal:
+                click.echo(what, err=True)
             bar.update(task, description=what, completed=done, total=total)
 
         try:

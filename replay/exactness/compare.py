@@ -93,6 +93,9 @@ def compare(specs: tuple[Spec, ...], want: Arrays, got: Got) -> Mismatch | None:
 
 def _compare_one(spec: Spec, want: NDArray[Any], got: Got) -> Mismatch | None:
     array = got.outputs[spec.name]
+    if array.shape != spec.shape:
+        shapes = str(spec.shape), str(array.shape)
+        return Mismatch(spec.name, 0, 0, 0, 0, len(want), len(want), *shapes)
     valid = len(want)
     a, b = _bits(want, spec.dtype), _bits(array[:valid], spec.dtype)
     wrong = _by_row(a != b)

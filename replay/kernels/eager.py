@@ -39,6 +39,7 @@ KERNELS = (
     _kernel("moe.act_quant", "prepare_act_quant"),
     _kernel("moe.gemm2", "prepare_gemm2"),
     _kernel("moe.combine", "prepare_combine"),
+    _kernel("moe.shared", "prepare_shared"),
     _kernel("moe.middle", "prepare_middle"),
     _kernel("moe.layer", "prepare_layer"),
 )
@@ -95,11 +96,13 @@ def round_half_away(x: "T") -> "T":
     return torch.copysign(torch.trunc(wide.abs() + 0.5), wide).float()
 
 
-def route(topk_ids: "T", experts: int) -> tuple["T", "T", "T"]:
+def route(topk_ids: "T", experts: int, expert_map: "T | None" = None) -> tuple["T", "T", "T"]:
     """ids int32 [T, k] → (rows_per_expert int32 [E], offsets int64 [E+1], unpermuted_to_permuted int32 [T, k])."""
     import torch
 
     flat = topk_ids.reshape(-1).long()
+    if expert_map is not None:
+        flat = torch.where(flat >= 0, expert_map.long()[flat.clamp_min(0)], -1)
     padded = torch.where(flat >= 0, flat, experts)
     counts = torch.bincount(padded, minlength=experts + 1)[:experts]
     offsets = torch.zeros(experts + 1, dtype=torch.int64, device=topk_ids.device)
@@ -205,7 +208,7 @@ def prepare_route(problem: Problem, weights: "Tensors") -> "Run":
     """moe.route."""
 
     def run(t: "Tensors") -> None:
-        counts, offsets, permuted = route(t["topk_ids"], problem.geometry.experts)
+        counts, offsets, permuted = route(t["topk_ids"], len(t["rows_per_expert"]), t.get("expert_map"))
         t["rows_per_expert"].copy_(counts)
         t["offsets"].copy_(offsets)
         t["unpermuted_to_permuted"].copy_(permuted)
@@ -290,6 +293,7 @@ def prepare_layer(problem: Problem, weights: "Tensors") -> "Run":
     quant, mode = problem.mode("quant"), problem.mode("combine_fma")
     g = problem.geometry
     total = problem.rows * g.top_k
+    add_shared = prepare_shared(problem, weights) if problem.mode("shared") == "on" else None
 
     def run(t: "Tensors") -> None:
         x = t["x"]
@@ -301,5 +305,46 @@ def prepare_layer(problem: Problem, weights: "Tensors") -> "Run":
         y = torch.empty(total, g.hidden, dtype=torch.bfloat16, device=x.device)
         middle({**t, "a": a, "a_scale": a_scale, "offsets": offsets, "y": y})
         combine(y, permuted, t["topk_weights"], mode, t["out"])
+        if add_shared is not None:
+            add_shared({**t, "routed": t["out"].clone()})
+
+    return run
+
+
+def strided32_tree(terms: "T") -> "T":
+    """Sum f32 [R, K] over K: 32 lanes, each over every 32nd term in order, then folded by halves."""
+    import torch
+
+    rows, depth = terms.shape
+    padded = torch.nn.functional.pad(terms, (0, -depth % 32)).reshape(rows, -1, 32)
+    lanes = torch.zeros(rows, 32, dtype=torch.float32, device=terms.device)
+    for step in range(padded.shape[1]):
+        lanes = lanes + padded[:, step]
+    for half in (16, 8, 4, 2, 1):
+        lanes = lanes[:, :half] + lanes[:, half : 2 * half]
+    return lanes[:, 0]
+
+
+def prepare_shared(problem: Problem, weights: "Tensors") -> "Run":
+    """moe.shared."""
+    import torch
+
+    epilogue, act, quant = (problem.mode(m) for m in ("epilogue", "act", "quant"))
+    scratch13, scratch2 = wide_scratch(weights["shared_w13"]), wide_scratch(weights["shared_w2"])
+    t_rows, g = problem.rows, problem.geometry
+
+    def run(t: "Tensors") -> None:
+        x = t["x"].float()
+        q, scale = quantize(x, quant)
+        all_rows = torch.tensor([0, t_rows])
+        gate_up = torch.empty(t_rows, 2 * g.inter, dtype=torch.bfloat16, device=x.device)
+        y = torch.empty(t_rows, g.hidden, dtype=torch.bfloat16, device=x.device)
+        grouped_gemm(q, scale, all_rows, t["shared_w13"], t["shared_w13_scale"], None, epilogue, scratch13, gate_up)
+        h, h_scale = act_quant(gate_up, act, quant)
+        grouped_gemm(h, h_scale, all_rows, t["shared_w2"], t["shared_w2_scale"], None, epilogue, scratch2, y)
+        z = strided32_tree(x * t["shared_gate"].float()).bfloat16().float()
+        s = (torch.ones_like(z) / (1 + torch.exp(-z.double()).float())).bfloat16().float()
+        p = (s[:, None] * y.float()).bfloat16().float()
+        t["out"].copy_((t["routed"].float() + p).bfloat16())
 
     return run

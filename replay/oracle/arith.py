@@ -40,6 +40,30 @@ def silu(g: F32) -> F32:
         return g / (np.float32(1) + exp_cr(-g))
 
 
+def sigmoid(x: F32) -> F32:
+    """1 / (1 + exp_cr(−x)), every step but exp in f32."""
+    with np.errstate(over="ignore"):
+        return np.float32(1) / (np.float32(1) + exp_cr(-x))
+
+
+def strided32_tree(terms: F32) -> F32:
+    """Sum f32 [R, K] over K in the contract's order → [R].
+
+    Lane l of 32 adds k = l, l+32, … ascending from +0.0; then lanes fold by 16, 8, 4, 2, 1. Padding K with +0.0 changes
+    no lane, since a lane that began at +0.0 is never −0.0.
+    """
+    rows, depth = terms.shape
+    padded = np.zeros((rows, -(-depth // 32), 32), np.float32)
+    padded.reshape(rows, -1)[:, :depth] = terms
+    lanes = np.zeros((rows, 32), np.float32)
+    with np.errstate(over="ignore", invalid="ignore"):
+        for step in range(padded.shape[1]):
+            lanes = lanes + padded[:, step]
+        for half in (16, 8, 4, 2, 1):
+            lanes = lanes[:, :half] + lanes[:, half : 2 * half]
+    return lanes[:, 0]
+
+
 def round_half_away(x: F32) -> F32:
     """C ``roundf``: ties away from zero. The +0.5 is made in f64, where it is exact for every f32."""
     wide = x.astype(np.float64)

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from replay.oracle.arith import F32, I8, I32, I64, U16, bf16_to_f32, fma, rn_bf16, silu
+from replay.oracle.arith import F32, I8, I32, I64, U16, bf16_to_f32, fma, rn_bf16, sigmoid, silu, strided32_tree
 from replay.oracle.quant import quantize
 
 
@@ -143,6 +143,21 @@ def middle(a: I8, a_scale: F32, offsets: I64, w: LayerWeights, *, epilogue: str,
     h = grouped_gemm(a, a_scale, offsets, w.w13, w.w13_scale, epilogue)
     q, scale = act_quant(h, act, quant)
     return grouped_gemm(q, scale, offsets, w.w2, w.w2_scale, epilogue)
+
+
+def shared(x: U16, routed: U16, w_gate: U16, w: LayerWeights, *, epilogue: str, act: str, quant: str) -> U16:
+    """The shared expert's output, gated by a sigmoid, added to the routed output: bf16 [T, H] (step 6).
+
+    ``w`` holds one expert, which every token goes through; ``w_gate`` bf16 [H].
+    """
+    rows = np.array([0, len(x)], np.int64)
+    q, scale = quantize(bf16_to_f32(x), quant)
+    y = bf16_to_f32(middle(q, scale, rows, w, epilogue=epilogue, act=act, quant=quant))
+    z = rn_bf16(strided32_tree(bf16_to_f32(x) * bf16_to_f32(w_gate)[None, :]))
+    s = bf16_to_f32(rn_bf16(sigmoid(bf16_to_f32(z))))
+    with np.errstate(over="ignore", invalid="ignore"):
+        p = bf16_to_f32(rn_bf16(s[:, None] * y))
+        return rn_bf16(bf16_to_f32(routed) + p)
 
 
 def layer(

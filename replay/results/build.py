@@ -234,7 +234,7 @@ def _group_verdict(members: list[Row], ratio: Interval | None, margin: float) ->
     capped = next((v for v in verdicts if v.label == "INCONCLUSIVE" and any(caps(r) for r in v.reasons)), None)
     if capped:
         return "INCONCLUSIVE", ", ".join(capped.reasons)
-    if ratio is None:
-        return "BASELINE", ""
-    label, why = label_of(ratio, margin)
-    return label, ", ".join(why)
+    label, why = ("BASELINE", ()) if ratio is None else label_of(ratio, margin)
+    restless = sum("not_stationary" in v.reasons for v in verdicts)
+    told = [*why, *([f"not_stationary in {restless} of {len(verdicts)} cases"] if restless else [])]
+    return label, ", ".join(told)

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     import torch
 
 # A bigger ring gains nothing once it passes the cache three times, and every table copy is prepared on its own.
-MAX_TABLES = 64
-HOT_RING = 8
+MAX_TABLES = 256
+HOT_RING = 64
 CACHE_PASSES = 3
 
 
@@ -59,10 +59,13 @@ class Arms:
             dtypes = {s.name: s.dtype for s in STAGES[problem.stage].specs(problem)}
             rows = {n: to_torch(t.rows, dtypes[n]).to(self.device.name) for n, t in experts.items()}
             self.packed[key] = resolve(kernel, kernel.prepack)(problem, rows) if kernel.prepack else rows
-        table = next(iter(experts.values()))
-        at = table.experts if slots is None else slots
         label = kernel.prepack or ""
-        return {n: self.tables.place(f"{label}/{n}", table.total, at, r, copy) for n, r in self.packed[key].items()}
+        placed = {}
+        for name, packed in self.packed[key].items():
+            table = experts[name]
+            at = slots if slots is not None and len(slots) <= table.total else table.experts
+            placed[name] = self.tables.place(f"{label}/{name}", table.total, at, packed, copy)
+        return placed
 
     def prepack_of(self, kernel: Kernel) -> Prepack | None:
         """Hash and size of what the kernel's prepack made for this case."""
@@ -72,9 +75,10 @@ class Arms:
             return None
         digest = hashlib.sha256()
         total = 0
+        totals = {s.name: s.shape[0] for s in STAGES[self.case.problem.stage].specs(self.case.problem)}
         for name, rows in sorted(packed.items()):
             digest.update(name.encode() + np.ascontiguousarray(to_numpy(rows)).tobytes())
-            total += self.case.problem.geometry.experts * rows[:1].numel() * rows.element_size()
+            total += totals[name] * rows[:1].numel() * rows.element_size()
         return Prepack(digest.hexdigest(), total)
 
     def prepare(self, kernel: Kernel, weights: Mapping[str, "torch.Tensor"]) -> Run:
@@ -100,7 +104,7 @@ class Ring:
     def __init__(self, arms: Arms, case: Case, inputs: Tensors, cache: str) -> None:
         self.arms, self.inputs = arms, inputs
         stage = STAGES[case.problem.stage]
-        table = next((t for t in inputs.values() if isinstance(t, ExpertRows)), None)
+        table = max((t for t in inputs.values() if isinstance(t, ExpertRows)), key=lambda t: t.total, default=None)
         self.copies, self.sets, self.cold = 1, 1, False
         self.relabel: Any = None
         self.slots: NDArray[Any] | None = None

@@ -155,7 +155,9 @@ def bind(
 ) -> Binding:
     """A fresh binding with its inputs written and its outputs poisoned."""
     buffers = {s.name: Guarded(s, device) for s in specs if s.role != "weight"}
-    binding = Binding(buffers, given, {**{n: b.tensor for n, b in buffers.items()}, **weights})
+    # The kernel gets views of its own: what it does to a tensor's shape is not done to ours.
+    views = {n: b.tensor.as_strided(b.tensor.shape, b.tensor.stride()) for n, b in buffers.items()}
+    binding = Binding(buffers, given, {**views, **weights})
     binding.fill()
     binding.poison_outputs(POISON_BYTES[0])
     return binding

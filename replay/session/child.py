@@ -84,8 +84,23 @@ Message = Started | Ran | Raised | Ceiled | Sampled | Done
 _PR_SET_PDEATHSIG = 1
 
 
+def raised(index: int, error: BaseException) -> Raised:
+    """An exception as a message, whatever its text is made of."""
+    try:
+        text = f"{type(error).__name__}: {error}"
+    except Exception:
+        text = f"{type(error).__name__}: (its text cannot be shown)"
+    lines = text.strip().splitlines() or [type(error).__name__]
+    return Raised(index, _printable(lines[0]), _printable("".join(traceback.format_tb(error.__traceback__)) + text))
+
+
+def _printable(text: str) -> str:
+    return text.encode("utf-8", "replace").decode()
+
+
 def _begin(load: tuple[str, ...]) -> None:
-    """Die with the parent, leave Ctrl-C to it, and know the user's kernels."""
+    """Die with the parent, leave Ctrl-C to it, lead a group that ends together, and know the user's kernels."""
+    os.setsid()
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for file in load:
@@ -121,15 +136,15 @@ def judge_main(
             arms = Arms(Device(device_name))
         except Exception as error:  # told once a case, as the parent expects an answer to each
             for index in range(len(cases)):
-                pipe.send(Raised(index, f"{type(error).__name__}: {error}", traceback.format_exc()))
+                pipe.send(raised(index, error))
             pipe.send(Done())
             return
         for index, case in enumerate(cases):
             pipe.send(Started(index))
             try:
                 pipe.send(_run_case(arms, kernel, case, index, repeats))
-            except Exception as error:  # the boundary to user code: whatever it raises is this case's outcome
-                pipe.send(Raised(index, f"{type(error).__name__}: {error}".splitlines()[0], traceback.format_exc()))
+            except BaseException as error:  # the boundary to user code: whatever it raises is this case's outcome
+                pipe.send(raised(index, error))
         pipe.send(Done())
 
 

@@ -3,7 +3,7 @@
 Nothing is written and no kernel is run here; whatever is wrong with the request is an InputError.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import msgspec
@@ -57,6 +57,7 @@ def make_plan(asked: Asked) -> Plan:
         raise InputError("run", "--route-jsonl", "a route JSONL file or a capture folder", "none")
     devices.parse(asked.device)
     kernels = registry.registered(asked.load)
+    check_stages(kernels.values())
     capture = open_capture(locate(asked.capture))
     selected = _named_cases(asked, capture) if asked.case_ids else _selected_cases(asked, capture)
     stages = list(dict.fromkeys(c.problem.stage for c in selected))
@@ -79,11 +80,18 @@ def make_plan(asked: Asked) -> Plan:
     )  # fmt: skip
 
 
+def check_stages(kernels: Iterable[Kernel]) -> None:
+    """InputError for a kernel of a stage that there is none of."""
+    for kernel in kernels:
+        if kernel.stage not in STAGES:
+            raise InputError(kernel.file or kernel.id, kernel.id, f"a stage: {', '.join(STAGES)}", repr(kernel.stage))
+
+
 def geometry_of(asked: Asked, capture: Capture) -> Geometry:
     """The manifest's geometry; without a manifest the preset asked for. A contradiction is an error."""
     if capture.manifest is None:
         try:
-            return preset(asked.model or DEFAULT_MODEL, asked.tp or DEFAULT_TP)
+            return preset(DEFAULT_MODEL if asked.model is None else asked.model, DEFAULT_TP if asked.tp is None else asked.tp)
         except ValueError as error:
             field, _, rest = str(error).partition(": ")
             expected, _, got = rest.removeprefix("expected ").partition(", got ")
@@ -117,8 +125,9 @@ def _selected_cases(asked: Asked, capture: Capture) -> list[Case]:
 
 
 def _named_cases(asked: Asked, capture: Capture) -> list[Case]:
-    if asked.stages or asked.modes or asked.model or asked.tp:
-        raise InputError("--case", "options", "no --stage, --mode, --model or --tp, which the case id holds", "one of them")
+    held = ("stages", "modes", "model", "tp", "route_start_indices", "max_cases")
+    if given := [name for name in held if getattr(asked, name)] + (["route_window_size"] if asked.route_windows != (1,) else []):
+        raise InputError("--case", "options", "none of those that the case id holds", ", ".join(given))
     found = []
     for text in asked.case_ids:
         try:

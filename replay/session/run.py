@@ -3,12 +3,13 @@
 What the journal already holds is not done again, which is all there is to ``--resume``.
 """
 
+import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 import msgspec
-from filelock import FileLock
+from filelock import FileLock, Timeout
 
 from replay import cache
 from replay.errors import EnvironmentRefused
@@ -26,6 +27,7 @@ from replay.timing.spans import Options
 
 JUDGE_TIMEOUT_S = 120.0
 TIME_TIMEOUT_S = 300.0
+WAITING = "waiting: another run is timing on this device"
 
 Progress = Callable[[str, int, int], None]
 
@@ -82,15 +84,24 @@ class Session:
             for kernel in self.plan.kernels_of(stage):
                 self._judge(kernel, self._cases(stage))
         self._truth.clear()
-        with self._device_lock():
+        with self._device():
             for process in range(self.plan.processes):
                 self._time(process)
         self.write(j.Finished(len(self.state.outcomes)))
 
-    def _device_lock(self) -> FileLock:
-        """One run at a time is timed on a device."""
-        self.progress("waiting for the device", 0, 1)  # replaced at once where no other run holds it
-        return FileLock(cache.folder() / f"timing-{self.plan.device.replace(':', '-')}.lock")
+    @contextlib.contextmanager
+    def _device(self) -> Iterator[None]:
+        """One run at a time is timed on a device; whoever waits says so."""
+        lock = FileLock(cache.folder() / f"timing-{self.plan.device.replace(':', '-')}.lock")
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            self.progress(WAITING, 0, 1)
+            lock.acquire()
+        try:
+            yield
+        finally:
+            lock.release()
 
     def _cases(self, stage: str) -> list[Case]:
         return [c for c in self.plan.cases if c.problem.stage == stage]
@@ -120,7 +131,9 @@ class Session:
                 judge_main, kernel, tuple(todo), self.plan.device, self.plan.repeats, self.load, timeout_s=JUDGE_TIMEOUT_S
             )
             done = self._hear_judge(worker, kernel, todo)
-            worker.forget()
+            if done == 0:  # a child that ended well without an answer to anything
+                self._outcome(todo[0], kernel, NotRun("CRASHED", "ended without an answer"))
+                done = 1
             todo = todo[done:]  # a child that died is followed by another for the cases behind the one it died at
 
     def _hear_judge(self, worker: Worker, kernel: Kernel, todo: list[Case]) -> int:
@@ -178,7 +191,6 @@ class Session:
             options = Options(self.plan.blocks, self.plan.cache, self.plan.seed, process)
             worker = Worker(time_main, tuple(jobs), self.plan.device, options, self.load, timeout_s=TIME_TIMEOUT_S, shared=True)
             self._hear_time(worker, process, jobs)
-            worker.forget()
 
     def _unfinished(self, process: int) -> bool:
         return process in self.state.calibrated and not self.state.calibrated[process]

@@ -4,6 +4,7 @@ Children are forked from a server process that has imported torch and run nothin
 milliseconds and shares nothing with a kernel that ran before it.
 """
 
+import contextlib
 import multiprocessing
 import os
 import signal
@@ -39,7 +40,6 @@ def probe(device: str) -> None:
             raise EnvironmentRefused(message.summary)
         if isinstance(message, Died):
             raise EnvironmentRefused(f"--device: {device}: the probe died: {message.how}")
-    worker.forget()
 
 
 @dataclass(frozen=True)
@@ -90,21 +90,18 @@ class Worker:
             self.stop()
 
     def _died(self, index: int, *, timed_out: bool) -> Died:
+        tail = "\n".join(self.log.read_text(errors="replace").splitlines()[-8:])
         self.stop()
         how = f"silent for {self.timeout_s:.0f} s" if timed_out else _ending(self.process.exitcode)
-        tail = "\n".join(self.log.read_text(errors="replace").splitlines()[-8:]) if self.log.exists() else ""
         return Died(index, timed_out, how, tail)
 
     def stop(self) -> None:
-        """End the child, whatever it is doing, and wait for it."""
+        """End the child and whatever it started, wait for it, and remove its log."""
         self.process.join(0.2)
-        if self.process.is_alive():
-            self.process.kill()
-            self.process.join(5)
+        with contextlib.suppress(ProcessLookupError, TypeError):
+            os.killpg(self.process.pid, signal.SIGKILL)  # type: ignore[arg-type]  # a started process has a pid
+        self.process.join(5)
         self.pipe.close()
-
-    def forget(self) -> None:
-        """Remove the log."""
         self.log.unlink(missing_ok=True)
 
 

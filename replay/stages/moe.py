@@ -4,7 +4,6 @@ Inputs of a stage are the oracle's outputs of the stages before it on the case's
 values that a right layer would hand it. R = T·k is the number of (token, slot) pairs, V ≤ R those whose id is not −1.
 """
 
-import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,101 +11,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from replay.errors import InputError
-from replay.model import DTYPE_BYTES, Case, CaseId, Geometry, Problem, Spec, Work
+from replay.model import DTYPE_BYTES, Case, Geometry, Problem, Spec, Work
 from replay.oracle import moe as oracle
-from replay.oracle.arith import F32, I32, bf16_to_f32
+from replay.oracle.arith import I32, bf16_to_f32
 from replay.oracle.moe import ExpertRows
 from replay.oracle.quant import quantize
-from replay.stages import draw
+from replay.stages.moe_chain import ACT, EPILOGUE, QUANT, Chain, chain_of
 from replay.stages.stage import Outputs, Stage, Tensors
 
-QUANT = ("recip_half_away", "recip_half_even", "div_half_even", "rmsnorm_int8")
-ACT = ("silu_round_twice", "silu_round_once", "silu_f32")
-EPILOGUE = ("row_then_col", "scales_first")
 FMA = ("off", "chain")
-BIAS = ("off", "on")
-
-
-# ---------------------------------------------------------------- the values a right layer would hold
-
-
-class Chain:
-    """The oracle's intermediate values of one layer on one case, each computed when first asked for."""
-
-    def __init__(self, case: Case, modes: tuple[tuple[str, str], ...]) -> None:
-        self.case, self.g, self.second, self.modes = case.id, case.problem.geometry, case.second, dict(modes)
-        routes, geometry, order = case.routes, self.g, -1 if case.second else 1
-        self.topk_ids: I32 = np.array(routes.topk_ids, np.int32)[:, ::order].copy()
-        self.topk_weights: F32 = (
-            draw.router_weights(case.id, geometry.top_k)
-            if routes.topk_weights is None
-            else np.array(routes.topk_weights, np.float32)
-        )
-        self.rows_per_expert, self.offsets, self.permuted = oracle.route(self.topk_ids, geometry.experts)
-        self.active = np.flatnonzero(self.rows_per_expert)
-
-    @functools.cached_property
-    def x(self) -> Any:
-        """Hidden rows, bf16 [T, H]."""
-        return draw.hidden_rows(self.case, self.g.hidden, "hidden, second" if self.second else "hidden")
-
-    @functools.cached_property
-    def quantized(self) -> Any:
-        """(q, scale) of the hidden rows."""
-        return quantize(bf16_to_f32(self.x), self.modes["quant"])
-
-    @functools.cached_property
-    def remapped(self) -> Any:
-        """(rows, scales) in expert order."""
-        q, scale = self.quantized
-        return oracle.remap(q, scale, self.permuted)
-
-    @functools.cached_property
-    def gate_up(self) -> Any:
-        """GEMM1's output, bf16 [V, 2I]."""
-        a, a_scale = self.remapped
-        w13, scale = self.weight("w13"), self.weight("w13_scale")
-        return oracle.grouped_gemm(a, a_scale, self.offsets, w13, scale, self.modes["epilogue"])
-
-    @functools.cached_property
-    def activated(self) -> Any:
-        """(q, scale) after the activation."""
-        return oracle.act_quant(self.gate_up, self.modes["act"], self.modes["quant"])
-
-    @functools.cached_property
-    def down(self) -> Any:
-        """GEMM2's output, bf16 [V, H]."""
-        h, h_scale = self.activated
-        w2, scale = self.weight("w2"), self.weight("w2_scale")
-        return oracle.grouped_gemm(h, h_scale, self.offsets, w2, scale, self.modes["epilogue"])
-
-    @functools.cache  # noqa: B019  # the cache lives as long as the chain, of which a handful exist
-    def weight(self, name: str) -> ExpertRows:
-        """One weight tensor: the rows of the active experts."""
-        depth, width = (self.g.hidden, 2 * self.g.inter) if "13" in name else (self.g.inter, self.g.hidden)
-        if name in ("w13", "w2"):
-            rows: Any = draw.expert_codes(self.case, name, self.active, (depth, width))
-        elif name.endswith("_scale"):
-            rows = draw.expert_scales(self.case, name, self.active, depth, width)
-        else:  # bias: of the size of the outputs
-            drawn = [draw.generator(self.case, name, int(e)).standard_normal(width, np.float32) for e in self.active]
-            rows = np.array(drawn, np.float32).reshape(len(drawn), width)
-        return ExpertRows(self.g.experts, self.active, rows)
-
-
-_UPSTREAM = {"quant": QUANT[0], "epilogue": EPILOGUE[0], "act": ACT[0]}
-
-
-@functools.lru_cache(maxsize=4)
-def _chain(case: Case, modes: tuple[tuple[str, str], ...]) -> Chain:
-    return Chain(case, modes)
-
-
-def chain_of(case: Case) -> Chain:
-    """The case's chain; stages of one case share it. Modes that the stage lacks are the accepted path's."""
-    own = {n: v for n, v in case.problem.modes if n in _UPSTREAM and not v.startswith("group_trunc")}
-    neutral = CaseId(Problem("moe", case.problem.geometry, case.problem.rows, ()), case.id.source, case.id.seed)
-    return _chain(Case(neutral, case.routes, case.second), tuple((_UPSTREAM | own).items()))
+BIAS = SHARED = ("off", "on")
+EXPERT_MAP = ("off", r"ep[1-9]\d*:\d+")
 
 
 # ---------------------------------------------------------------- tensors
@@ -134,13 +49,40 @@ _TENSORS: dict[str, tuple[str, str]] = {
     "w2": ("i8", "E I H"),
     "w2_scale": ("f32", "E H"),
     "w2_bias": ("f32", "E H"),
+    "expert_map": ("i32", "G"),
+    "routed": ("bf16", "T H"),
+    "shared_gate": ("bf16", "H"),
+    "shared_w13": ("i8", "1 H 2I"),
+    "shared_w13_scale": ("f32", "1 2I"),
+    "shared_w2": ("i8", "1 I H"),
+    "shared_w2_scale": ("f32", "1 H"),
 }
 
 
 def _sizes(problem: Problem) -> dict[str, int]:
     g, t = problem.geometry, problem.rows
-    return {"T": t, "k": g.top_k, "R": t * g.top_k, "H": g.hidden, "I": g.inter, "2I": 2 * g.inter,
-            "E": g.experts, "E+1": g.experts + 1}  # fmt: skip
+    local = g.experts // _ep(problem)[0]
+    return {"T": t, "k": g.top_k, "R": t * g.top_k, "H": g.hidden, "I": g.inter, "2I": 2 * g.inter, "1": 1,
+            "G": g.experts, "E": local, "E+1": local + 1}  # fmt: skip
+
+
+def _ep(problem: Problem) -> tuple[int, int]:
+    """(expert-parallel ranks, this rank); mode expert_map=ep4:1 is rank 1 of 4, each with its run of experts."""
+    value = dict(problem.modes).get("expert_map", "off")
+    if value == "off":
+        return 1, 0
+    size, _, rank = value[2:].partition(":")
+    return int(size), int(rank)
+
+
+def expert_map(problem: Problem) -> I32 | None:
+    """int32 [experts]: the local id of each expert, −1 for another rank's; None without expert parallelism."""
+    size, rank = _ep(problem)
+    if size == 1:
+        return None
+    local = problem.geometry.experts // size
+    ids = np.arange(problem.geometry.experts) - rank * local
+    return np.where((ids >= 0) & (ids < local), ids, -1).astype(np.int32)
 
 
 def _spec(problem: Problem, name: str, role: Any) -> Spec:
@@ -160,9 +102,9 @@ def _group(problem: Problem) -> int:
 def _specs(ins: str, weights: str, outs: str) -> Any:
     def specs(problem: Problem) -> tuple[Spec, ...]:
         modes = dict(problem.modes)
-        w = [n for n in weights.split() if not n.endswith("_bias") or modes.get("bias") == "on"]
+        w = [n for n in weights.split() if _present(n, modes)]
         return (
-            *(_spec(problem, n, "in") for n in ins.split()),
+            *(_spec(problem, n, "in") for n in ins.split() if _present(n, modes)),
             *(_spec(problem, n, "weight") for n in w),
             *(_spec(problem, n, "out") for n in outs.split()),
         )
@@ -170,13 +112,24 @@ def _specs(ins: str, weights: str, outs: str) -> Any:
     return specs
 
 
+def _present(name: str, modes: Mapping[str, str]) -> bool:
+    """Some tensors exist under one mode only."""
+    if name.endswith("_bias"):
+        return modes.get("bias") == "on"
+    if name == "expert_map":
+        return modes.get("expert_map", "off") != "off" and not modes["expert_map"].startswith("ep1:")
+    return not name.startswith("shared_") or modes.get("shared", "on") == "on"
+
+
 def _draw(names: Mapping[str, Any]) -> Any:
     """An ``inputs`` function from name → how to read it off a chain."""
 
     def inputs(case: Case) -> Tensors:
         chain = chain_of(case)
-        bias = dict(case.problem.modes).get("bias") == "on"
-        drawn: Tensors = {n: read(chain) for n, read in names.items() if bias or not n.endswith("_bias")}
+        modes = dict(case.problem.modes)
+        drawn: Tensors = {n: read(chain) for n, read in names.items() if _present(n, modes)}
+        if (mapped := expert_map(case.problem)) is not None:
+            drawn["expert_map"] = mapped
         return drawn
 
     return inputs
@@ -224,7 +177,7 @@ def _work(hot: str, ops_per_row: Any = None) -> Any:
     """Weights of the *distinct* active experts are cold; the rest of the case is hot."""
 
     def work(problem: Problem, inputs: Tensors) -> Work:
-        valid = _valid(inputs)
+        valid = _valid(inputs) + (problem.rows if "shared_w13" in inputs else 0)
         cold = sum(t.rows.nbytes for t in inputs.values() if isinstance(t, ExpertRows))
         ops = valid * ops_per_row(problem.geometry) if ops_per_row else 0
         return Work(cold, 0, _bytes(problem, hot, valid), ops)
@@ -274,10 +227,12 @@ def _as_is(problem: Problem, inputs: Tensors, outputs: Outputs) -> Outputs:
 def _canonical_route(problem: Problem, inputs: Tensors, outputs: Outputs) -> Outputs:
     """A valid map (a bijection onto [0, V), grouped by the offsets) becomes the canonical one; others stay as they are."""
     ids = np.asarray(inputs["topk_ids"])
-    _, offsets, canonical = oracle.route(ids, problem.geometry.experts)
+    mapped = expert_map(problem)
+    local = ids if mapped is None else np.where(ids >= 0, mapped[ids], -1)
+    _, offsets, canonical = oracle.route(local, _sizes(problem)["E"])
     got = outputs["unpermuted_to_permuted"]
-    here = ids >= 0
-    rows, experts = got[here], ids[here]
+    here = local >= 0
+    rows, experts = got[here], local[here]
     grouped = (rows >= offsets[experts]) & (rows < offsets[experts + 1])
     if grouped.all() and len(np.unique(rows)) == len(rows) and (got[~here] == -1).all():
         return outputs | {"unpermuted_to_permuted": canonical}
@@ -286,7 +241,7 @@ def _canonical_route(problem: Problem, inputs: Tensors, outputs: Outputs) -> Out
 
 def relabel(inputs: Tensors, slots: NDArray[Any]) -> Tensors:
     """Move the i-th active expert to ``slots[i]`` (ascending, so permutation and outputs stay as they are)."""
-    table = next(t for t in inputs.values() if isinstance(t, ExpertRows))
+    table = next(t for n, t in inputs.items() if isinstance(t, ExpertRows) and not n.startswith("shared_"))
     moved: Tensors = dict(inputs)
     to = np.full(table.total + 1, -1, np.int32)  # the last entry keeps −1 at −1
     to[table.experts] = slots
@@ -299,9 +254,14 @@ def relabel(inputs: Tensors, slots: NDArray[Any]) -> Tensors:
     if "topk_ids" in inputs:
         moved["topk_ids"] = to[np.asarray(inputs["topk_ids"])]
     for name, value in inputs.items():
-        if isinstance(value, ExpertRows):
+        if isinstance(value, ExpertRows) and not name.startswith("shared_"):
             moved[name] = ExpertRows(value.total, np.asarray(slots, np.int64), value.rows)
     return moved
+
+
+def _in_place(inputs: Tensors, slots: NDArray[Any]) -> Tensors:
+    """One expert has one slot: cold weights come from further tables."""
+    return inputs
 
 
 # ---------------------------------------------------------------- oracles, from stage tensors
@@ -316,7 +276,7 @@ def _route(p: Problem, t: Any) -> Outputs:
     return dict(
         zip(
             ("rows_per_expert", "offsets", "unpermuted_to_permuted"),
-            oracle.route(t["topk_ids"], p.geometry.experts),
+            oracle.route(t["topk_ids"], _sizes(p)["E"], t.get("expert_map")),
             strict=True,
         )
     )
@@ -358,7 +318,28 @@ def _middle(p: Problem, t: Any) -> Outputs:
 
 
 def _layer(p: Problem, t: Any) -> Outputs:
-    return {"out": oracle.layer(t["x"], t["topk_ids"], t["topk_weights"], _layer_weights(t), **dict(p.modes))}
+    modes = dict(p.modes)
+    add_shared = modes.pop("shared") == "on"
+    out = oracle.layer(t["x"], t["topk_ids"], t["topk_weights"], _layer_weights(t), **modes)
+    modes.pop("combine_fma")
+    return {"out": oracle.shared(t["x"], out, t["shared_gate"], _shared_weights(t), **modes) if add_shared else out}
+
+
+def _shared_weights(t: Any) -> oracle.LayerWeights:
+    return oracle.LayerWeights(t["shared_w13"], t["shared_w13_scale"], t["shared_w2"], t["shared_w2_scale"])
+
+
+def _shared(p: Problem, t: Any) -> Outputs:
+    return {"out": oracle.shared(t["x"], t["routed"], t["shared_gate"], _shared_weights(t), **dict(p.modes))}
+
+
+def _check_map(problem: Problem) -> None:
+    size, rank = _ep(problem)
+    experts = problem.geometry.experts
+    if experts % size or rank >= size:
+        raise InputError(
+            "--mode", "expert_map", f"epSIZE:RANK, RANK < SIZE, SIZE a divisor of {experts}", problem.mode("expert_map")
+        )
 
 
 def _check_group(problem: Problem) -> None:
@@ -369,6 +350,7 @@ def _check_group(problem: Problem) -> None:
 
 _GEMM_IN = "rows_per_expert offsets unpermuted_to_permuted topk_ids"
 _WEIGHTS = "w13 w13_scale w2 w2_scale"
+_SHARED = "shared_w13 shared_w13_scale shared_w2 shared_w2_scale"
 
 STAGES = (
     Stage(
@@ -377,7 +359,8 @@ STAGES = (
         work=_work("x q q_scale"), canonical=_as_is, label=_label, relabel=None, probes=("x",),
     ),
     Stage(
-        name="moe.route", modes={}, specs=_specs("topk_ids", "", "rows_per_expert offsets unpermuted_to_permuted"),
+        name="moe.route", modes={"expert_map": EXPERT_MAP}, check=_check_map,
+        specs=_specs("topk_ids expert_map", "", "rows_per_expert offsets unpermuted_to_permuted"),
         inputs=_draw({"topk_ids": lambda c: c.topk_ids}), oracle=_route,
         work=_work("topk_ids rows_per_expert offsets unpermuted_to_permuted"), canonical=_canonical_route, label=_label,
         relabel=None, probes=("topk_ids",),
@@ -417,6 +400,15 @@ STAGES = (
         relabel=None, probes=("y", "topk_weights", "unpermuted_to_permuted"),
     ),
     Stage(
+        name="moe.shared", modes={"epilogue": EPILOGUE, "act": ACT, "quant": QUANT},
+        specs=_specs("x routed shared_gate", _SHARED, "out"),
+        inputs=_draw({"x": lambda c: c.x, "routed": lambda c: c.combined, "shared_gate": lambda c: c.shared_gate,
+                      **_weights(*_SHARED.split())}),
+        oracle=_shared, work=_work("x routed out shared_gate", lambda g: _ops13(g) + _ops2(g)),
+        canonical=_as_is, label=_label, relabel=_in_place,
+        probes=("x", "routed", "shared_gate", "shared_w13", "shared_w13_scale", "shared_w2", "shared_w2_scale"),
+    ),
+    Stage(
         name="moe.middle", modes={"epilogue": EPILOGUE, "act": ACT, "quant": QUANT},
         specs=_specs(f"a a_scale {_GEMM_IN}", _WEIGHTS, "y"),
         inputs=_draw({**_A, **_ROUTED, **_weights(*_WEIGHTS.split())}), oracle=_middle,
@@ -424,10 +416,10 @@ STAGES = (
         relabel=relabel, probes=("a", "a_scale", "w13", "w13_scale", "w2", "w2_scale"),
     ),
     Stage(
-        name="moe.layer", modes={"quant": QUANT, "epilogue": EPILOGUE, "act": ACT, "combine_fma": FMA},
-        specs=_specs("x topk_ids topk_weights", _WEIGHTS, "out"),
+        name="moe.layer", modes={"quant": QUANT, "epilogue": EPILOGUE, "act": ACT, "combine_fma": FMA, "shared": SHARED},
+        specs=_specs("x topk_ids topk_weights shared_gate", f"{_WEIGHTS} {_SHARED}", "out"),
         inputs=_draw({"x": lambda c: c.x, "topk_ids": lambda c: c.topk_ids, "topk_weights": lambda c: c.topk_weights,
-                      **_weights(*_WEIGHTS.split())}),
+                      "shared_gate": lambda c: c.shared_gate, **_weights(*_WEIGHTS.split(), *_SHARED.split())}),
         oracle=_layer, work=_work("x topk_ids topk_weights out", lambda g: _ops13(g) + _ops2(g)),
         canonical=_as_is, label=_label, relabel=relabel,
         probes=("x", "topk_ids", "topk_weights", "w13", "w13_scale", "w2", "w2_scale"),

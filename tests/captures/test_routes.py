@@ -147,9 +147,11 @@ def test_files_that_are_no_files(tmp_path: Path) -> None:
     assert "a directory" in message(tmp_path)
     (tmp_path / "empty.jsonl").touch()
     assert "at least one record, got an empty file" in message(tmp_path / "empty.jsonl")
-    packed = zstandard.compress(json.dumps(lab_record()).encode() * 2000)
+    packed = zstandard.compress((json.dumps(lab_record()).encode() + b"\n") * 2000)
     (tmp_path / "cut.jsonl.zst").write_bytes(packed[: len(packed) // 2])
-    assert message(tmp_path / "cut.jsonl.zst").startswith("F:")
+    for data in (packed[: len(packed) // 2], packed[:-1], packed + packed[:40]):
+        (tmp_path / "cut.jsonl.zst").write_bytes(data)
+        assert message(tmp_path / "cut.jsonl.zst").startswith("F: file: expected a whole zstd stream, got one that is cut short")
 
 
 def test_mixed_forms_fail_where_they_mix(tmp_path: Path) -> None:

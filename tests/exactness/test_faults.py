@@ -42,7 +42,7 @@ MODES = [
     for stage in STAGES.values()
     for mode, values in stage.modes.items()
     for value in values[1:]
-    if mode != "bias" and value.replace("_", "").isalnum()
+    if mode not in ("bias", "shared") and value.replace("_", "").isalnum()
 ]
 
 

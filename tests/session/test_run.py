@@ -99,7 +99,33 @@ def spoils_inputs_later(problem, weights):
             t["topk_ids"][0, 0] += 1
     return run
 
-NAMES = ("remembers", "by_pointer", "lazy", "spoils_inputs_later", "right", "crashing", "raising", "noop", "later_wrong", "dies_when_timed", "flaky")
+def peeks(problem, weights):
+    ok = prepare_route(problem, weights)
+    def run(t):
+        if t["offsets"].view(torch.uint8)[-1].item() in (0xFF, 0x7B):
+            ok(t)
+    return run
+
+def resizes(problem, weights):
+    return lambda t: t["offsets"].resize_(0)
+
+def surrogate(problem, weights):
+    def run(t):
+        raise ValueError("\\ud800")
+    return run
+
+def exits(problem, weights):
+    def run(t):
+        raise SystemExit(0)
+    return run
+
+def leaves_a_process(problem, weights):
+    import subprocess
+    ok = prepare_route(problem, weights)
+    subprocess.Popen(["sleep", "98765"])
+    return ok
+
+NAMES = ("peeks", "resizes", "surrogate", "exits", "leaves_a_process", "remembers", "by_pointer", "lazy", "spoils_inputs_later", "right", "crashing", "raising", "noop", "later_wrong", "dies_when_timed", "flaky")
 KERNELS = [Kernel(id=f"mine:moe.route:{n}", prepare=f":{n}") for n in NAMES]
 KERNELS.append(Kernel(id="mine:moe.route:elsewhere", prepare=":right", devices=("xpu",)))
 KERNELS.append(Kernel(id="mine:moe.route:needy", prepare=":right", needs=("python:no_such_module",)))
@@ -118,7 +144,7 @@ def test_every_kernel_gets_its_own_answer(cli: Cli, tmp_path: Path, kernels: Pat
     """Crashes, exceptions, no-ops and late faults are each charged to their kernel; the right ones get their times."""
     done = cli(
         "run", "--capture", "qwen36-generated", "--stage", "moe.route", "--max-cases", 1, "--route-layer-regex", r"\.9\.",
-        "--load", kernels, "--blocks", 5, "-o", "run",
+        "--kernel", "mine:*", "--baseline", "eager:moe.route", "--load", kernels, "--blocks", 5, "-o", "run",
     )  # fmt: skip
     assert done.returncode == 1, done.stderr
     rows = {r["kernel"].rpartition(":")[2]: r for r in json.loads((tmp_path / "run" / "result.json").read_text())["rows"]}
@@ -126,10 +152,16 @@ def test_every_kernel_gets_its_own_answer(cli: Cli, tmp_path: Path, kernels: Pat
     assert status == {
         "moe.route": "BITWISE", "right": "BITWISE", "crashing": "CRASHED", "raising": "CRASHED", "noop": "FAIL",
         "later_wrong": "FAIL", "dies_when_timed": "CRASHED", "flaky": "NONDETERMINISTIC", "elsewhere": "UNAVAILABLE",
-        "needy": "UNAVAILABLE", "remembers": "FAIL", "by_pointer": "FAIL", "lazy": "BITWISE", "spoils_inputs_later": "FAIL",
+        "needy": "UNAVAILABLE", "remembers": "FAIL", "by_pointer": "FAIL", "lazy": "BITWISE",
+        "peeks": "BITWISE", "resizes": "FAIL", "surrogate": "CRASHED", "exits": "CRASHED", "leaves_a_process": "BITWISE", "spoils_inputs_later": "FAIL",
     }  # fmt: skip
     assert "on other bytes" in rows["remembers"]["outcome"]["detail"]
     assert "after timing, on other bytes" in rows["by_pointer"]["outcome"]["detail"]
+    assert rows["exits"]["outcome"]["detail"] == "SystemExit: 0"
+    import psutil
+
+    assert not [p for p in psutil.process_iter(["cmdline"]) if p.info["cmdline"] == ["sleep", "98765"]]
+    assert rows["peeks"]["outcome"]["timing"]["us"]["mid"] > 0.5 * rows["right"]["outcome"]["timing"]["us"]["mid"]
     # Poisoned before every span, the lazy kernel never finds its old output and has to work like the right one.
     assert rows["lazy"]["outcome"]["timing"]["us"]["mid"] > 0.5 * rows["right"]["outcome"]["timing"]["us"]["mid"]
     assert "changed its input topk_ids" in rows["spoils_inputs_later"]["outcome"]["detail"]

@@ -27,7 +27,7 @@ def test_relabelling_keeps_every_output(stage) -> None:  # type: ignore[no-untyp
 @pytest.mark.parametrize("stage", STAGES.values(), ids=lambda s: s.name)
 def test_inputs_are_drawn_alike_every_time(stage) -> None:  # type: ignore[no-untyped-def]  # parametrised
     """A child process draws the bytes that the parent's oracle saw; another seed draws others."""
-    from replay.stages.moe import _chain
+    from replay.stages.moe_chain import _chain
 
     case = make_case(stage.name)
     first = stage.inputs(case)

@@ -1,18 +1,41 @@
-"""Provider ``sycl``: our SYCL kernels, compiled at run time for the device at hand."""
+"""Provider ``sycl``: our SYCL kernels, compiled at run time for the device at hand. One line registers a variant."""
 
 from replay.model import Kernel
 
 NEEDS = ("python:torch", "dist:intel-sycl-rt", "dist:dpctl", "command:g++")
+_PACK = "replay.kernels.sycl.moe:pack_rows"
+
+
+def _kernel(id_: str, function: str, launches: int, summary: str, prepack: str | None = None) -> Kernel:
+    return Kernel(
+        id=f"sycl:{id_}", prepare=f"replay.kernels.sycl.moe:{function}", devices=("cpu", "xpu"), needs=NEEDS,
+        launches=launches, graph_safe=True, summary=summary, prepack=prepack,
+    )  # fmt: skip
+
 
 KERNELS = (
-    Kernel(
-        id="sycl:moe.gemm1:rows",
-        prepare="replay.kernels.sycl.moe:prepare_gemm1_rows",
-        prepack="replay.kernels.sycl.moe:pack_rows",
-        devices=("cpu", "xpu"),
-        needs=NEEDS,
-        launches=1,
-        graph_safe=True,
-        summary="one work-item (cpu) or sub-group (gpu) an output, weights packed [E, N, K]",
+    _kernel("moe.quantize:rows", "prepare_quantize", 1, "a work-group a row"),
+    _kernel("moe.route:fused_prologue", "prepare_route_fused", 1, "one work-group counts, prefixes and places"),
+    _kernel("moe.route:zero_remap", "prepare_route_zero_remap", 2, "zeroed counters, then arrival by atomics"),
+    _kernel("moe.route:prefix_offsets", "prepare_route_prefix", 3, "an item an expert counts and places"),
+    _kernel("moe.remap:rows", "prepare_remap", 1, "a work-group a (token, slot) pair"),
+    _kernel("moe.gemm1:rows", "prepare_gemm1_rows", 1, "items over rows; the expert by bisection", _PACK),
+    _kernel("moe.gemm1:offsets", "prepare_gemm1_offsets", 1, "items over all experts; idle ones leave", _PACK),
+    _kernel("moe.gemm1:active_offsets", "prepare_gemm1_active", 2, "items over a list of active experts", _PACK),
+    _kernel("moe.gemm1:topk_direct", "prepare_gemm1_direct", 1, "items over pairs; the expert is the pair's id", _PACK),
+    _kernel("moe.act_quant:fused", "prepare_act_quant_fused", 1, "activation and quantisation in one pass"),
+    _kernel("moe.act_quant:two_step", "prepare_act_quant_two_step", 2, "activation into f32 scratch, then quantisation"),
+    _kernel("moe.gemm2:rows", "prepare_gemm2_rows", 1, "items over rows; the expert by bisection", _PACK),
+    _kernel("moe.gemm2:offsets", "prepare_gemm2_offsets", 1, "items over all experts; idle ones leave", _PACK),
+    _kernel("moe.gemm2:active_offsets", "prepare_gemm2_active", 2, "items over a list of active experts", _PACK),
+    _kernel("moe.gemm2:topk_direct", "prepare_gemm2_direct", 1, "items over pairs; the expert is the pair's id", _PACK),
+    _kernel("moe.combine:rows", "prepare_combine", 1, "a work-group a token and 512 columns"),
+    _kernel("moe.shared:staged", "prepare_shared", 5, "one expert for all tokens, staged, and its gate", _PACK),
+    _kernel("moe.middle:staged", "prepare_middle_staged", 3, "gemm1, act_quant, gemm2", _PACK),
+    _kernel("moe.middle:layerlet", "prepare_middle_layerlet", 1, "a work-group takes its rows through all three", _PACK),
+    _kernel("moe.layer:staged", "prepare_layer_staged", 7, "every stage a launch", _PACK),
+    _kernel(
+        "moe.layer:fused_prologue_offsets", "prepare_layer_fused_prologue_offsets", 5, "one-launch prologue, staged middle", _PACK
     ),
+    _kernel("moe.layer:full_layerlet", "prepare_layer_full_layerlet", 2, "all up to the combine in one launch", _PACK),
 )

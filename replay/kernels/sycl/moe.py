@@ -1,7 +1,11 @@
-"""Launch our MoE kernels: grid sizes and arguments; the arithmetic is in ``sycl/``."""
+"""Launch our MoE kernels: grid sizes and arguments; the arithmetic is in ``sycl/``.
+
+A stage's kernel is a *step* (one or more launches added to a program); a composite is its steps in a row, with scratch
+in between. Each step is written once and serves the stage and every composite.
+"""
 
 import ctypes
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from replay.kernels.sycl.runtime import Program
@@ -12,36 +16,314 @@ if TYPE_CHECKING:
 
     from replay.kernels.registry import Run
 
+    Weights = Mapping[str, torch.Tensor]
+
 _EPILOGUES = {"row_then_col": 0, "scales_first": 1}
-_COLUMNS_PER_ITEM = 8
+_ACTS = {"silu_round_twice": 0, "silu_round_once": 1, "silu_f32": 2}
+_QUANTS = {"recip_half_away": 0, "recip_half_even": 1, "div_half_even": 2, "rmsnorm_int8": 3, "group_trunc": 4}
+_COLUMNS_PER_ITEM = 16  # dot.hpp
+_COMBINE_COLUMNS = 512  # moe_rows.cpp
+_LANES = 256
 _SUB_GROUPS = 4
 
-
-def kind_of(weights: Mapping[str, "torch.Tensor"]) -> str:
-    """The device kind of a kernel's weights."""
-    return next(iter(weights.values())).device.type
+i32, i64 = ctypes.c_int32, ctypes.c_int64
 
 
-def pack_rows(problem: Problem, weights: Mapping[str, "torch.Tensor"]) -> dict[str, "torch.Tensor"]:
+def pack_rows(problem: Problem, weights: "Weights") -> "dict[str, torch.Tensor]":
     """Weights s8 [n, K, N] → [n, N, K], so that an output column is one contiguous run; the rest as it is."""
-    return {n: w.transpose(1, 2).contiguous() if n in ("w13", "w2") else w for n, w in weights.items()}
+    return {n: w.transpose(1, 2).contiguous() if w.dim() == 3 else w for n, w in weights.items()}
 
 
-def _gemm_rows(problem: Problem, kind: str, a: str, w: str, out: str, n: int, k: int) -> Program:
-    rows = problem.rows * problem.geometry.top_k
-    bias = f"{w}_bias" if problem.mode("bias") == "on" else None
-    i32 = ctypes.c_int32
-    args: tuple[Any, ...] = (
-        a, f"{a}_scale", "offsets", w, f"{w}_scale", bias, out,
-        i32(problem.geometry.experts), i32(n), i32(k), i32(_EPILOGUES[problem.mode("epilogue")]),
-    )  # fmt: skip
-    if kind == "cpu":
-        return Program(kind).add("moe_gemm", "gemm_rows_cpu", (rows, -(-n // _COLUMNS_PER_ITEM)), (1, 1), *args)
-    width = 16 * _SUB_GROUPS
-    return Program(kind).add("moe_gemm", "gemm_rows_gpu", (rows, -(-n // _SUB_GROUPS) * width), (1, width), *args)
+class Steps:
+    """A program under construction for one problem and device kind; tensors are named as the stage names them."""
+
+    def __init__(self, problem: Problem, kind: str) -> None:
+        self.p, self.g, self.kind = problem, problem.geometry, kind
+        self.modes = dict(problem.modes)
+        self.program = Program(kind)
+        self.pairs = problem.rows * self.g.top_k
+
+    def scratch(self, *shape: int, dtype: str = "int8") -> "torch.Tensor":
+        """A buffer that lives as long as the program."""
+        import torch
+
+        return torch.empty(shape, dtype=getattr(torch, dtype), device=self.kind)
+
+    def mode(self, table: Mapping[str, int], name: str) -> ctypes.c_int32:
+        """A mode's number."""
+        return i32(table[self.modes[name].partition(":")[0]])
+
+    def _rows(self, source: str, kernel: str, groups: int | tuple[int, int], *args: Any) -> None:
+        """Work-groups in one or two dimensions: a single item each on the CPU device, 256 on a GPU."""
+        lanes = 1 if self.kind == "cpu" else _LANES
+        *outer, last = (groups,) if isinstance(groups, int) else groups
+        local = (*(1 for _ in outer), lanes)
+        self.program.add(source, f"{kernel}_{'cpu' if lanes == 1 else 'gpu'}", (*outer, last * lanes), local, *args)
+
+    # ------------------------------------------------------------ stages
+
+    def quantize(self, x: Any = "x", q: Any = "q", scale: Any = "q_scale") -> None:
+        """moe.quantize."""
+        rows, width = self.p.rows, self.g.hidden
+        if group := self.modes["quant"].partition(":")[2]:
+            rows, width = rows * width // int(group), int(group)
+        self._rows("moe_rows", "quantize_rows", rows, x, q, scale, i32(width), self.mode(_QUANTS, "quant"))
+
+    def route_fused(
+        self, rows: Any = "rows_per_expert", offsets: Any = "offsets", permuted: Any = "unpermuted_to_permuted"
+    ) -> None:
+        """moe.route in one launch."""
+        self._rows(
+            "moe_route", "route_fused", 1, "topk_ids", self._map(), rows, offsets, permuted, i64(self.pairs), i32(self._experts())
+        )
+
+    def route_zero_remap(self) -> None:
+        """moe.route: zeroed counters, then arrival by atomics."""
+        self.program.add("moe_route", "route_zero", (self._experts(),), (1,), "rows_per_expert")
+        args = ("topk_ids", self._map(), "rows_per_expert", "offsets", "unpermuted_to_permuted")
+        self._rows("moe_route", "route_arrive", 1, *args, i64(self.pairs), i32(self._experts()))
+
+    def route_prefix(self) -> None:
+        """moe.route: counted and placed by an item an expert."""
+        e, pairs = self._experts(), i64(self.pairs)
+        add = self.program.add
+        add("moe_route", "route_count", (e,), (1,), "topk_ids", self._map(), "rows_per_expert", pairs)
+        add("moe_route", "route_prefix", (1,), (1,), "rows_per_expert", "offsets", i32(e))
+        add(
+            "moe_route",
+            "route_place",
+            (e + 1,),
+            (1,),
+            "topk_ids",
+            self._map(),
+            "offsets",
+            "unpermuted_to_permuted",
+            pairs,
+            i32(e),
+        )
+
+    def _map(self) -> str | None:
+        return "expert_map" if self.modes.get("expert_map", "off") != "off" else None
+
+    def _experts(self) -> int:
+        """Experts of this rank."""
+        value = self.modes.get("expert_map", "off")
+        return self.g.experts if value == "off" else self.g.experts // int(value[2:].partition(":")[0])
+
+    def remap(
+        self,
+        q: Any = "q",
+        scale: Any = "q_scale",
+        permuted: Any = "unpermuted_to_permuted",
+        a: Any = "a",
+        a_scale: Any = "a_scale",
+    ) -> None:
+        """moe.remap."""
+        self._rows(
+            "moe_rows",
+            "remap_rows",
+            (self.p.rows, self.g.top_k),
+            q,
+            scale,
+            permuted,
+            a,
+            a_scale,
+            i32(self.g.hidden),
+            i32(self.g.top_k),
+        )
+
+    def gemm(
+        self,
+        variant: str,
+        first: bool,
+        a: Any,
+        a_scale: Any,
+        out: Any,
+        offsets: Any = "offsets",
+        prefix: str = "",
+        experts: int = 0,
+    ) -> None:
+        """moe.gemm1 (``first``) or moe.gemm2 in one of its variants; see moe_gemm.cpp."""
+        n, k = (2 * self.g.inter, self.g.hidden) if first else (self.g.hidden, self.g.inter)
+        w = prefix + ("w13" if first else "w2")
+        bias = f"{w}_bias" if self.modes.get("bias") == "on" else None
+        args = (a, a_scale, w, f"{w}_scale", bias, out, i32(n), i32(k), self.mode(_EPILOGUES, "epilogue"))
+        experts = experts or self.g.experts
+        if variant == "rows":
+            self._grid("gemm_rows", self.pairs, n, *args, offsets, i32(experts))
+        elif variant == "offsets":
+            self._grid("gemm_offsets", experts, n, *args, offsets)
+        elif variant == "active_offsets":
+            slots = min(experts, self.pairs)
+            active = self.scratch(slots, dtype="int32")
+            self.program.add("moe_gemm", "list_active", (1,), (1,), offsets, active, i32(experts), i32(slots))
+            self._grid("gemm_active", slots, n, *args, offsets, active)
+        else:
+            self._grid("gemm_direct", self.pairs, n, *args, "topk_ids", "unpermuted_to_permuted")
+
+    def _grid(self, kernel: str, groups: int, columns: int, *args: Any) -> None:
+        if self.kind == "cpu":
+            self.program.add("moe_gemm", f"{kernel}_cpu", (groups, -(-columns // _COLUMNS_PER_ITEM)), (1, 1), *args)
+        else:
+            width = 16 * _SUB_GROUPS
+            self.program.add("moe_gemm", f"{kernel}_gpu", (groups, -(-columns // _SUB_GROUPS) * width), (1, width), *args)
+
+    def act_quant(
+        self,
+        gate_up: Any = "gate_up",
+        h: Any = "h",
+        h_scale: Any = "h_scale",
+        offsets: Any = "offsets",
+        experts: int = 0,
+        rows: int = 0,
+    ) -> None:
+        """moe.act_quant in one launch."""
+        sizes = i32(experts or self.g.experts), i32(self.g.inter)
+        modes = self.mode(_ACTS, "act"), self.mode(_QUANTS, "quant")
+        self._rows("moe_rows", "act_quant", rows or self.pairs, gate_up, offsets, h, h_scale, *sizes, *modes)
+
+    def act_quant_two_step(self) -> None:
+        """moe.act_quant: the activation into f32 scratch, then its quantisation."""
+        p = self.scratch(self.pairs, self.g.inter, dtype="float32")
+        sizes = i32(self.g.experts), i32(self.g.inter)
+        self._rows("moe_rows", "activate", self.pairs, "gate_up", "offsets", p, *sizes, self.mode(_ACTS, "act"))
+        self._rows("moe_rows", "quantize_f32", self.pairs, p, "offsets", "h", "h_scale", *sizes, self.mode(_QUANTS, "quant"))
+
+    def combine(self, y: Any = "y", permuted: Any = "unpermuted_to_permuted", out: Any = "out", direct: bool = False) -> None:
+        """moe.combine; ``direct``: y is in the order of the pairs, and ``permuted`` only says which of them exist."""
+        groups = self.p.rows, -(-self.g.hidden // _COMBINE_COLUMNS)
+        chain = i32(self.modes["combine_fma"] == "chain")
+        args = (y, permuted, "topk_weights", out, i32(self.g.hidden), i32(self.g.top_k), chain, i32(direct))
+        self._rows("moe_rows", "combine", groups, *args)
+
+    # ------------------------------------------------------------ composites
+
+    def _expert_args(self) -> tuple[Any, ...]:
+        modes = self.mode(_ACTS, "act"), self.mode(_QUANTS, "quant"), self.mode(_EPILOGUES, "epilogue")
+        return "w13", "w13_scale", "w2", "w2_scale", i32(self.g.hidden), i32(self.g.inter), *modes
+
+    def middle_staged(self, a: Any = "a", a_scale: Any = "a_scale", offsets: Any = "offsets", y: Any = "y") -> None:
+        """gemm1, act_quant, gemm2: three launches."""
+        gate_up = self.scratch(self.pairs, 2 * self.g.inter, dtype="bfloat16")
+        h, h_scale = self.scratch(self.pairs, self.g.inter), self.scratch(self.pairs, dtype="float32")
+        self.gemm("offsets", True, a, a_scale, gate_up, offsets)
+        self.act_quant(gate_up, h, h_scale, offsets)
+        self.gemm("offsets", False, h, h_scale, y, offsets)
+
+    def middle_layerlet(self) -> None:
+        """The same in one launch."""
+        gate_up, h = self.scratch(self.pairs, 2 * self.g.inter, dtype="bfloat16"), self.scratch(self.pairs, self.g.inter)
+        args = ("a", "a_scale", "topk_ids", "unpermuted_to_permuted", "offsets", gate_up, h, "y")
+        self._rows("moe_layerlet", "middle", self.pairs, *args, *self._expert_args())
+
+    def _layer_scratch(self) -> tuple[Any, ...]:
+        """(a, a_scale, offsets, permuted, y) of a layer that keeps them to itself."""
+        return (
+            self.scratch(self.pairs, self.g.hidden), self.scratch(self.pairs, dtype="float32"),
+            self.scratch(self.g.experts + 1, dtype="int64"), self.scratch(self.pairs, dtype="int32"),
+            self.scratch(self.pairs, self.g.hidden, dtype="bfloat16"),
+        )  # fmt: skip
+
+    def layer_staged(self) -> None:
+        """Every stage a launch of its own: seven."""
+        a, a_scale, offsets, permuted, y = self._layer_scratch()
+        q, q_scale = self.scratch(self.p.rows, self.g.hidden), self.scratch(self.p.rows, dtype="float32")
+        self.quantize(q=q, scale=q_scale)
+        self.route_fused(self.scratch(self.g.experts, dtype="int32"), offsets, permuted)
+        self.remap(q, q_scale, permuted, a, a_scale)
+        self.middle_staged(a, a_scale, offsets, y)
+        self.combine(y, permuted, self._routed())
+        self._shared()
+
+    def layer_fused_prologue_offsets(self) -> None:
+        """Quantise, route and remap in one launch, then the staged middle and the combine: five."""
+        a, a_scale, offsets, permuted, y = self._layer_scratch()
+        count = self.scratch(self.g.experts, dtype="int32")
+        sizes = i32(self.p.rows), i32(self.g.top_k), i32(self.g.hidden), i32(self.g.experts), self.mode(_QUANTS, "quant")
+        self._rows("moe_layerlet", "prologue", 1, "x", "topk_ids", a, a_scale, offsets, permuted, count, *sizes)
+        self.middle_staged(a, a_scale, offsets, y)
+        self.combine(y, permuted, self._routed())
+        self._shared()
+
+    def layer_full_layerlet(self) -> None:
+        """Everything up to the combine in one launch, and the combine: two."""
+        a = self.scratch(self.pairs, self.g.hidden)
+        gate_up, h = self.scratch(self.pairs, 2 * self.g.inter, dtype="bfloat16"), self.scratch(self.pairs, self.g.inter)
+        y = self.scratch(self.pairs, self.g.hidden, dtype="bfloat16")
+        sizes = i32(self.p.rows), i32(self.g.top_k)
+        self._rows(
+            "moe_layerlet", "layer", (self.p.rows, self.g.top_k), "x", "topk_ids", a, gate_up, h, y, *sizes, *self._expert_args()
+        )
+        self.combine(y, "topk_ids", self._routed(), direct=True)
+        self._shared()
+
+    def _routed(self) -> Any:
+        """Where the combine writes: the layer's output, or scratch that the shared expert is added to."""
+        self.routed = self.scratch(self.p.rows, self.g.hidden, dtype="bfloat16") if self.modes.get("shared") == "on" else "out"
+        return self.routed
+
+    def _shared(self) -> None:
+        if self.modes.get("shared") == "on":
+            self.shared(self.routed)
+
+    def shared(self, routed: Any = "routed") -> None:
+        """moe.shared: one expert for every token, staged, and its gate; five launches."""
+        t, g = self.p.rows, self.g
+        q, q_scale = self.scratch(t, g.hidden), self.scratch(t, dtype="float32")
+        gate_up, h, h_scale = (
+            self.scratch(t, 2 * g.inter, dtype="bfloat16"),
+            self.scratch(t, g.inter),
+            self.scratch(t, dtype="float32"),
+        )
+        y, all_rows = self.scratch(t, g.hidden, dtype="bfloat16"), self.scratch(2, dtype="int64")
+        all_rows[0], all_rows[1] = 0, t
+        self.quantize(q=q, scale=q_scale)
+        self.gemm("offsets", True, q, q_scale, gate_up, all_rows, "shared_", 1)
+        self.act_quant(gate_up, h, h_scale, all_rows, 1, t)
+        self.gemm("offsets", False, h, h_scale, y, all_rows, "shared_", 1)
+        args: tuple[Any, ...] = ("x", "shared_gate", y, routed, "out", i32(g.hidden))
+        self._rows("moe_rows", "shared_gate", t, *args, *(() if self.kind == "cpu" else (range(128),)))
 
 
-def prepare_gemm1_rows(problem: Problem, weights: Mapping[str, "torch.Tensor"]) -> "Run":
-    """moe.gemm1."""
-    g = problem.geometry
-    return _gemm_rows(problem, kind_of(weights), "a", "w13", "gate_up", 2 * g.inter, g.hidden).run
+def _prepare(step: Callable[[Steps], None]) -> Callable[[Problem, "Weights"], "Run"]:
+    def prepare(problem: Problem, weights: "Weights") -> "Run":
+        steps = Steps(problem, device_kind(weights))
+        step(steps)
+        return steps.program.run
+
+    return prepare
+
+
+def device_kind(weights: "Weights") -> str:
+    """The kind of device to launch on: that of the weights; a stage without weights takes what this process began."""
+    import torch
+
+    if weights:
+        return next(iter(weights.values())).device.type
+    began = torch.xpu.is_initialized()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    return "xpu" if began else "cpu"
+
+
+def _gemm(variant: str, first: bool) -> Callable[[Steps], None]:
+    names = ("a", "a_scale", "gate_up") if first else ("h", "h_scale", "y")
+    return lambda steps: steps.gemm(variant, first, *names)
+
+
+prepare_quantize = _prepare(Steps.quantize)
+prepare_route_fused = _prepare(Steps.route_fused)
+prepare_route_zero_remap = _prepare(Steps.route_zero_remap)
+prepare_route_prefix = _prepare(Steps.route_prefix)
+prepare_remap = _prepare(Steps.remap)
+prepare_gemm1_rows, prepare_gemm2_rows = _prepare(_gemm("rows", True)), _prepare(_gemm("rows", False))
+prepare_gemm1_offsets, prepare_gemm2_offsets = _prepare(_gemm("offsets", True)), _prepare(_gemm("offsets", False))
+prepare_gemm1_active, prepare_gemm2_active = _prepare(_gemm("active_offsets", True)), _prepare(_gemm("active_offsets", False))
+prepare_gemm1_direct, prepare_gemm2_direct = _prepare(_gemm("topk_direct", True)), _prepare(_gemm("topk_direct", False))
+prepare_act_quant_fused = _prepare(Steps.act_quant)
+prepare_act_quant_two_step = _prepare(Steps.act_quant_two_step)
+prepare_combine = _prepare(Steps.combine)
+prepare_middle_staged = _prepare(Steps.middle_staged)
+prepare_middle_layerlet = _prepare(Steps.middle_layerlet)
+prepare_layer_staged = _prepare(Steps.layer_staged)
+prepare_layer_fused_prologue_offsets = _prepare(Steps.layer_fused_prologue_offsets)
+prepare_layer_full_layerlet = _prepare(Steps.layer_full_layerlet)
+prepare_shared = _prepare(Steps.shared)

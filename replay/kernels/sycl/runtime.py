@@ -109,6 +109,13 @@ def sources(name: str) -> list[Path]:
     return [folder / f"{name}.cpp", *sorted(folder.glob("*.hpp"))]
 
 
+def compile_source(source: bytes, options: Sequence[str], kind: str) -> ctypes.c_void_p:
+    """A bundle compiled now, whatever is cached; RuntimeError with the compiler's log."""
+    given = [*dict.fromkeys((*NUMERIC_FLAGS, *options))]
+    array = (ctypes.c_char_p * len(given))(*(o.encode() for o in given))
+    return ctypes.c_void_p(_checked(library().b70_build(queue(kind).handle, source, array, len(given)), "device code"))
+
+
 @functools.cache
 def bundle(name: str, kind: str) -> "Bundle":
     """The compiled kernels of ``sycl/NAME.cpp`` on a device kind."""
@@ -129,20 +136,13 @@ class Bundle:
             content = path.read_bytes()
             self.handle = ctypes.c_void_p(_checked(lib.b70_load(on.handle, content, ctypes.c_size_t(len(content))), name))
         else:
-            self.handle = self._build(name)
+            source = data_path("sycl", f"{name}.cpp")
+            self.handle = compile_source(source.read_bytes(), [*self.flags, f"-I{source.parent}"], on.kind)
             size = _checked(lib.b70_content(self.handle, None), name)
             content_buffer = ctypes.create_string_buffer(size)
             _checked(lib.b70_content(self.handle, content_buffer), name)
             cache.write(path, content_buffer.raw)
         self.kernels: dict[str, ctypes.c_void_p] = {}
-
-    def _build(self, name: str) -> ctypes.c_void_p:
-        lib = library()
-        source = data_path("sycl", f"{name}.cpp")
-        options = [*self.flags, f"-I{source.parent}"]
-        array = (ctypes.c_char_p * len(options))(*(o.encode() for o in options))
-        built = lib.b70_build(self.on.handle, source.read_bytes(), array, len(options))
-        return ctypes.c_void_p(_checked(built, f"{name}.cpp"))
 
     def kernel(self, name: str) -> ctypes.c_void_p:
         """One kernel by name."""
@@ -158,15 +158,16 @@ Argument = Any  # a tensor's name, a ctypes value, a range of local bytes, or No
 class Program:
     """Launches recorded once and run many times.
 
-    An argument is a tensor's name (its pointer is read at each run), a ctypes value, a range (local memory of that
-    many bytes), or None (a null pointer). On the CPU device a run waits, as torch's own CPU operations do.
+    An argument is a tensor's name (its pointer is read at each run), a tensor of the program's own, a ctypes value, a
+    range (local memory of that many bytes), or None (a null pointer). On the CPU device a run waits, as torch's own
+    CPU operations do.
     """
 
     def __init__(self, kind: str) -> None:
         self._lib = library()
         self._queue = queue(kind)
         self._handle = ctypes.c_void_p(_checked(self._lib.b70_program(self._queue.handle), "program"))
-        self._names: list[str] = []
+        self._slots: list[str | int] = []  # a tensor's name, or the address of a buffer that is the program's own
         self._wait = 1 if kind == "cpu" else 0
         self._keep: list[Any] = []
         self.launches = 0
@@ -195,16 +196,20 @@ class Program:
     def _argument(self, arg: Argument) -> tuple[bytes, int, Any]:
         if isinstance(arg, range):
             return b"l", len(arg), None
-        if isinstance(arg, str):
-            if arg not in self._names:
-                self._names.append(arg)
-            return b"p", self._names.index(arg), None
-        if arg is None:
-            return self._argument("")
-        return b"v", ctypes.sizeof(arg), arg
+        if isinstance(arg, ctypes._SimpleCData):
+            return b"v", ctypes.sizeof(arg), arg
+        if hasattr(arg, "data_ptr"):
+            self._keep.append(arg)
+            arg = arg.data_ptr()
+        slot = 0 if arg is None else arg
+        if slot not in self._slots:
+            self._slots.append(slot)
+        return b"p", self._slots.index(slot), None
 
     def run(self, tensors: Mapping[str, Any]) -> None:
         """Submit the launches on these tensors."""
-        pointers = (ctypes.c_void_p * len(self._names))(*[tensors[n].data_ptr() if n else None for n in self._names])
+        pointers = (ctypes.c_void_p * len(self._slots))(
+            *[slot if slot.__class__ is int else tensors[slot].data_ptr() for slot in self._slots]  # type: ignore[index]  # a name, if no int
+        )
         if self._lib.b70_program_run(self._handle, pointers, self._wait) != 0:
             _checked(-1, "run")
