@@ -64,18 +64,32 @@ inline RowScale row_scale(uint32_t absmax, int mode) {
 
 inline float clamp(float y, float low) { return y < low ? low : y > 127.0f ? 127.0f : y; }
 
-inline int8_t quantize(float x, RowScale row, int mode) {
-  if (!row.finite) return 0;
-  float y = mode == div_half_even || mode == group_trunc ? x / row.factor : x * row.factor;
-  if (y != y) return 0;  // 0·inf, when 1/scale overflows on a denormal row
-  if (mode == group_trunc) return int8_t(int(clamp(y, -128.0f)));
-  if (mode == recip_half_away) {  // C roundf: adding 0.5 would be wrong at 0.49999997
+// One code of a finite row. Selects instead of branches, so that a loop over a row vectorises.
+template <int MODE> inline int8_t code(float x, float factor) {
+  float y = MODE == div_half_even || MODE == group_trunc ? x / factor : x * factor;
+  y = y == y ? y : 0.0f;  // 0·inf, when 1/scale overflows on a denormal row
+  if constexpr (MODE == recip_half_away) {  // C roundf: adding 0.5 to y would be wrong at 0.49999997
     float whole = sycl::trunc(y), rest = y - whole;
-    y = rest >= 0.5f ? whole + 1.0f : rest <= -0.5f ? whole - 1.0f : whole;
-  } else {
+    y = whole + (rest >= 0.5f ? 1.0f : 0.0f) - (rest <= -0.5f ? 1.0f : 0.0f);
+  } else if constexpr (MODE != group_trunc) {
     y = sycl::rint(y);
   }
-  return int8_t(int(clamp(y, mode == rmsnorm_int8 ? -128.0f : -127.0f)));
+  return int8_t(int(clamp(y, MODE == rmsnorm_int8 || MODE == group_trunc ? -128.0f : -127.0f)));
+}
+
+// Codes of elements first, first + step, … below n; read(i) is element i in f32.
+template <int MODE, class Read> inline void codes(Read read, int8_t *to, RowScale row, int first, int step, int n) {
+  for (int i = first; i < n; i += step) to[i] = code<MODE>(read(i), row.factor);
+}
+
+template <int STEP, class Read> inline void quantize(Read read, int8_t *to, RowScale row, int first, int n, int mode) {
+  if (!row.finite)
+    for (int i = first; i < n; i += STEP) to[i] = 0;
+  else if (mode == recip_half_away) codes<recip_half_away>(read, to, row, first, STEP, n);
+  else if (mode == recip_half_even) codes<recip_half_even>(read, to, row, first, STEP, n);
+  else if (mode == div_half_even) codes<div_half_even>(read, to, row, first, STEP, n);
+  else if (mode == rmsnorm_int8) codes<rmsnorm_int8>(read, to, row, first, STEP, n);
+  else codes<group_trunc>(read, to, row, first, STEP, n);
 }
 
 // ---------------------------------------------------------------- epilogue

@@ -38,6 +38,17 @@ template <int LANES, int DIMS = 1> struct Lanes {
   }
 };
 
+// A row of codes from one place to another, in words of eight where the row is made of whole ones.
+template <int LANES> inline void copy_codes(const int8_t *from, int8_t *to, int lane, int width) {
+  if (width & 7) {
+    for (int i = lane; i < width; i += LANES) to[i] = from[i];
+    return;
+  }
+  const uint64_t *words = reinterpret_cast<const uint64_t *>(from);
+  uint64_t *into = reinterpret_cast<uint64_t *>(to);
+  for (int i = lane; i < width / 8; i += LANES) into[i] = words[i];
+}
+
 // The expert that owns a permuted row: offsets[e] <= row < offsets[e + 1], by bisection over int64 [experts + 1].
 inline int expert_of(const int64_t *offsets, int experts, int64_t row) {
   int low = 0, high = experts;

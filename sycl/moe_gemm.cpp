@@ -16,7 +16,7 @@ struct Gemm {
   const int8_t *w;
   const float *w_scale, *bias;
   uint16_t *out;
-  int n, k, mode;
+  int n, k, mode, columns;  // columns that one cpu work-item computes
 
   void store(int64_t row, int64_t e, int column, int32_t acc) const {
     out[row * n + column] =
@@ -24,19 +24,12 @@ struct Gemm {
   }
 };
 
-// Rows [first, last) of expert e against one block of columns. A column's weights are read once for all rows.
+// Rows [first, last) of expert e against one block of columns. A column's weights come from memory once for all rows.
 inline void gemm_block_cpu(const Gemm &g, int64_t e, int64_t first, int64_t last, int block) {
-  int begin = block * columns_per_item, end = sycl::min(g.n, begin + columns_per_item);
-  for (int64_t row = first; row < last; row++) {
-    const int8_t *x = g.a + row * g.k;
-    int column = begin;
-    for (; column + 4 <= end; column += 4) {
-      int32_t acc[4];
-      dot4(x, g.w + (e * g.n + column) * g.k, g.k, acc);
-      for (int c = 0; c < 4; c++) g.store(row, e, column + c, acc[c]);
-    }
-    for (; column < end; column++) g.store(row, e, column, dot(x, g.w + (e * g.n + column) * g.k, g.k));
-  }
+  int begin = block * g.columns, end = sycl::min(g.n, begin + g.columns);
+  for (int64_t row = first; row < last; row += rows_together)
+    cpu::rows(int(sycl::min<int64_t>(rows_together, last - row)), g.a + row * g.k, g.k, g.w + e * g.n * g.k, begin, end,
+              g.k, [&](int column, int r, int32_t acc) { g.store(row + r, e, column, acc); });
 }
 
 // gpu body, portable form: a sub-group of 16 an output column, lanes along K in words of four codes.
@@ -53,8 +46,8 @@ inline void gemm_block_gpu(const Gemm &g, int64_t e, int64_t first, int64_t last
 
 #define GEMM_ARGS                                                                                                     \
   const int8_t *a, const float *a_scale, const int8_t *w, const float *w_scale, const float *bias, uint16_t *out,    \
-      int n, int k, int mode
-#define GEMM Gemm{a, a_scale, w, w_scale, bias, out, n, k, mode}
+      int n, int k, int mode, int columns
+#define GEMM Gemm{a, a_scale, w, w_scale, bias, out, n, k, mode, columns}
 
 KERNEL(2) void gemm_rows_cpu(GEMM_ARGS, const int64_t *offsets, int experts) {
   auto item = this_item::get_nd_item<2>();

@@ -45,9 +45,9 @@ inline void prologue(const uint16_t *x, const int32_t *ids, int8_t *a, float *a_
       if (to < 0) continue;
       int8_t *row = a + to * width;
       if (first < 0)
-        for (int i = lanes.lane; i < width; i += LANES) row[i] = quantize(bf16_to_f32(from[i]), s, mode);
+        quantize<LANES>([=](int i) { return bf16_to_f32(from[i]); }, row, s, lanes.lane, width, mode);
       else
-        for (int i = lanes.lane; i < width; i += LANES) row[i] = a[first * width + i];
+        copy_codes<LANES>(a + first * width, row, lanes.lane, width);
       if (first < 0) first = to;
       if (lanes.lane == 0) a_scale[to] = s.scale;
     }
@@ -70,51 +70,61 @@ struct Expert {
   int hidden, inter, act, quant, mode;
 };
 
-// gate_up bf16 [2·inter] → h s8 [inter]; the scale is returned.
+// gate_up bf16 [2·inter] → h s8 [inter], by way of p f32 [inter]; the scale is returned.
 template <int LANES, int DIMS>
-inline float act_quant(const Lanes<LANES, DIMS> &lanes, const Expert &x, const uint16_t *gate_up, int8_t *h) {
+inline float act_quant(const Lanes<LANES, DIMS> &lanes, const Expert &x, const uint16_t *gate_up, float *p, int8_t *h) {
   uint32_t absmax = 0;
-  for (int i = lanes.lane; i < x.inter; i += LANES)
-    absmax = sycl::max(absmax, magnitude(activate(gate_up[i], gate_up[x.inter + i], x.act)));
+  for (int i = lanes.lane; i < x.inter; i += LANES) {
+    p[i] = activate(gate_up[i], gate_up[x.inter + i], x.act);
+    absmax = sycl::max(absmax, magnitude(p[i]));
+  }
   RowScale s = row_scale(lanes.max(absmax), x.quant);
-  for (int i = lanes.lane; i < x.inter; i += LANES)
-    h[i] = quantize(activate(gate_up[i], gate_up[x.inter + i], x.act), s, x.quant);
+  quantize<LANES>([=](int i) { return p[i]; }, h, s, lanes.lane, x.inter, x.quant);
   return s.scale;
 }
 
-// One row against all columns of one expert's weights [n, k], bf16 out.
-template <int LANES, int DIMS>
-inline void columns(const Lanes<LANES, DIMS> &lanes, const int8_t *a, float a_scale, const int8_t *w, const float *w_scale,
-                    int n, int k, int mode, uint16_t *out) {
+// Rows that one expert takes together: where each lies, and how they are scaled. The gpu body takes one at a time.
+template <int LANES> constexpr int together = LANES == 1 ? rows_together : 1;
+
+template <int LANES> struct Rows {
+  int count = 0;
+  int64_t at[together<LANES>];
+  float scale[together<LANES>];
+};
+
+// `count` rows from x, `stride` apart, against all columns of weights [n, k]: out(r) is where row r's bf16 go.
+template <int LANES, int DIMS, class Out>
+inline void columns(const Lanes<LANES, DIMS> &lanes, int count, const int8_t *x, int64_t stride, const float *scale,
+                    const int8_t *w, const float *w_scale, int n, int k, int mode, Out out) {
   if constexpr (LANES == 1) {
-    int column = 0;
-    for (; column + 4 <= n; column += 4) {
-      int32_t acc[4];
-      dot4(a, w + int64_t(column) * k, k, acc);
-      for (int c = 0; c < 4; c++) out[column + c] = epilogue(acc[c], a_scale, w_scale[column + c], nullptr, 0, mode);
-    }
-    for (; column < n; column++)
-      out[column] = epilogue(dot(a, w + int64_t(column) * k, k), a_scale, w_scale[column], nullptr, 0, mode);
+    cpu::rows(count, x, stride, w, 0, n, k, [&](int column, int r, int32_t acc) {
+      out(r)[column] = epilogue(acc, scale[r], w_scale[column], nullptr, 0, mode);
+    });
   } else {
     auto group = lanes.item.get_sub_group();
     int groups = int(group.get_group_linear_range());
     for (int column = int(group.get_group_linear_id()); column < n; column += groups) {
-      int32_t acc = dot_lanes(a, w + int64_t(column) * k, k, int(group.get_local_linear_id()));
+      int32_t acc = dot_lanes(x, w + int64_t(column) * k, k, int(group.get_local_linear_id()));
       acc = sycl::reduce_over_group(group, acc, sycl::plus<int32_t>());
-      if (group.leader()) out[column] = epilogue(acc, a_scale, w_scale[column], nullptr, 0, mode);
+      if (group.leader()) out(0)[column] = epilogue(acc, scale[0], w_scale[column], nullptr, 0, mode);
     }
   }
 }
 
-// A quantised row through one expert: gemm1, activation and quantisation, gemm2.
+// Quantised rows through one expert: gemm1, activation and quantisation, gemm2. The rows lie `hidden` apart from `a`;
+// gate_up and h are this group's scratch for as many rows; row r's output goes to y + at[r]·hidden.
 template <int LANES, int DIMS>
-inline void through(const Lanes<LANES, DIMS> &lanes, const Expert &x, const int8_t *a, float a_scale, uint16_t *gate_up,
-                    int8_t *h, uint16_t *y) {
-  columns(lanes, a, a_scale, x.w13, x.w13_scale, 2 * x.inter, x.hidden, x.mode, gate_up);
+inline void through(const Lanes<LANES, DIMS> &lanes, const Expert &x, const Rows<LANES> &rows, const int8_t *a,
+                    uint16_t *gate_up, float *p, int8_t *h, uint16_t *y) {
+  columns(lanes, rows.count, a, x.hidden, rows.scale, x.w13, x.w13_scale, 2 * x.inter, x.hidden, x.mode,
+          [&](int r) { return gate_up + r * 2 * x.inter; });
   lanes.barrier();
-  float h_scale = act_quant(lanes, x, gate_up, h);
+  float h_scale[together<LANES>];
+  for (int r = 0; r < rows.count; r++) h_scale[r] = act_quant(lanes, x, gate_up + r * 2 * x.inter, p, h + r * x.inter);
   lanes.barrier();
-  columns(lanes, h, h_scale, x.w2, x.w2_scale, x.hidden, x.inter, x.mode, y);
+  columns(lanes, rows.count, h, x.inter, h_scale, x.w2, x.w2_scale, x.hidden, x.inter, x.mode,
+          [&](int r) { return y + rows.at[r] * x.hidden; });
+  lanes.barrier();
 }
 
 #define EXPERT_ARGS                                                                                                  \
@@ -127,25 +137,32 @@ inline void through(const Lanes<LANES, DIMS> &lanes, const Expert &x, const int8
 // moe.middle: one work-group a pair; the pair whose row is its expert's first is the leader.
 template <int LANES>
 inline void middle(const int8_t *a, const float *a_scale, const int32_t *ids, const int32_t *permuted,
-                   const int64_t *offsets, uint16_t *gate_up, int8_t *h, uint16_t *y, EXPERT_ARGS) {
+                   const int64_t *offsets, uint16_t *gate_up, float *p, int8_t *h, uint16_t *y, EXPERT_ARGS) {
   Lanes<LANES> lanes;
   int64_t row = permuted[lanes.row()];
   if (row < 0) return;
   int64_t e = ids[lanes.row()];
   if (row != offsets[e]) return;
   Expert expert = EXPERT(e);
-  for (; row < offsets[e + 1]; row++)
-    through(lanes, expert, a + row * hidden, a_scale[row], gate_up + row * 2 * inter, h + row * inter, y + row * hidden);
+  while (row < offsets[e + 1]) {
+    int64_t first = row;
+    Rows<LANES> rows;
+    for (; rows.count < together<LANES> && row < offsets[e + 1]; row++, rows.count++) {
+      rows.at[rows.count] = row;
+      rows.scale[rows.count] = a_scale[row];
+    }
+    through(lanes, expert, rows, a + first * hidden, gate_up + first * 2 * inter, p + first * inter, h + first * inter, y);
+  }
 }
 
 KERNEL(1) void middle_cpu(const int8_t *a, const float *a_scale, const int32_t *ids, const int32_t *permuted,
-                          const int64_t *offsets, uint16_t *gate_up, int8_t *h, uint16_t *y, EXPERT_ARGS) {
-  middle<1>(a, a_scale, ids, permuted, offsets, gate_up, h, y, w13, w13_scale, w2, w2_scale, hidden, inter, act, quant, mode);
+                          const int64_t *offsets, uint16_t *gate_up, float *p, int8_t *h, uint16_t *y, EXPERT_ARGS) {
+  middle<1>(a, a_scale, ids, permuted, offsets, gate_up, p, h, y, w13, w13_scale, w2, w2_scale, hidden, inter, act, quant, mode);
 }
 KERNEL(1) SUB_GROUP(16) void middle_gpu(const int8_t *a, const float *a_scale, const int32_t *ids,
-                                        const int32_t *permuted, const int64_t *offsets, uint16_t *gate_up, int8_t *h,
+                                        const int32_t *permuted, const int64_t *offsets, uint16_t *gate_up, float *p, int8_t *h,
                                         uint16_t *y, EXPERT_ARGS) {
-  middle<gpu_lanes>(a, a_scale, ids, permuted, offsets, gate_up, h, y, w13, w13_scale, w2, w2_scale, hidden, inter, act, quant,
+  middle<gpu_lanes>(a, a_scale, ids, permuted, offsets, gate_up, p, h, y, w13, w13_scale, w2, w2_scale, hidden, inter, act, quant,
                     mode);
 }
 
@@ -155,14 +172,14 @@ inline float quantize_into(const Lanes<LANES, DIMS> &lanes, const uint16_t *from
   uint32_t absmax = 0;
   for (int i = lanes.lane; i < width; i += LANES) absmax = sycl::max(absmax, magnitude(bf16_to_f32(from[i])));
   RowScale s = row_scale(lanes.max(absmax), mode);
-  for (int i = lanes.lane; i < width; i += LANES) to[i] = quantize(bf16_to_f32(from[i]), s, mode);
+  quantize<LANES>([=](int i) { return bf16_to_f32(from[i]); }, to, s, lanes.lane, width, mode);
   lanes.barrier();
   return s.scale;
 }
 
 // moe.layer up to its combine: y bf16 [pairs, hidden], in the order of the pairs. The first pair of an expert leads.
 template <int LANES>
-inline void layer(const uint16_t *x, const int32_t *ids, int8_t *a, uint16_t *gate_up, int8_t *h, uint16_t *y, int tokens,
+inline void layer(const uint16_t *x, const int32_t *ids, int8_t *a, uint16_t *gate_up, float *p, int8_t *h, uint16_t *y, int tokens,
                   int top_k, EXPERT_ARGS) {
   Lanes<LANES, 2> lanes;
   int64_t me = lanes.row() * top_k + lanes.column();
@@ -171,19 +188,29 @@ inline void layer(const uint16_t *x, const int32_t *ids, int8_t *a, uint16_t *ga
   for (int64_t i = 0; i < me; i++)
     if (ids[i] == e) return;
   Expert expert = EXPERT(e);
+  // Scratch is a group's own: `together` rows each.
+  Rows<LANES> rows;
   for (int64_t t = lanes.row(); t < tokens; t++)
     for (int64_t i = t * top_k; i < (t + 1) * top_k; i++) {
-      if (ids[i] != e) continue;
-      float scale = quantize_into(lanes, x + t * hidden, a + i * hidden, hidden, quant);
-      through(lanes, expert, a + i * hidden, scale, gate_up + i * 2 * inter, h + i * inter, y + i * hidden);
+      if (ids[i] == e) {
+        rows.at[rows.count] = i;
+        rows.scale[rows.count] = quantize_into(lanes, x + t * hidden, a + (me * together<LANES> + rows.count) * hidden, hidden, quant);
+        rows.count++;
+      }
+      bool last = i + 1 == int64_t(tokens) * top_k;
+      if (rows.count == together<LANES> || (last && rows.count)) {
+        through(lanes, expert, rows, a + me * together<LANES> * hidden, gate_up + me * together<LANES> * 2 * inter,
+                p + me * together<LANES> * inter, h + me * together<LANES> * inter, y);
+        rows.count = 0;
+      }
     }
 }
 
-KERNEL(2) void layer_cpu(const uint16_t *x, const int32_t *ids, int8_t *a, uint16_t *gate_up, int8_t *h, uint16_t *y,
+KERNEL(2) void layer_cpu(const uint16_t *x, const int32_t *ids, int8_t *a, uint16_t *gate_up, float *p, int8_t *h, uint16_t *y,
                          int tokens, int top_k, EXPERT_ARGS) {
-  layer<1>(x, ids, a, gate_up, h, y, tokens, top_k, w13, w13_scale, w2, w2_scale, hidden, inter, act, quant, mode);
+  layer<1>(x, ids, a, gate_up, p, h, y, tokens, top_k, w13, w13_scale, w2, w2_scale, hidden, inter, act, quant, mode);
 }
-KERNEL(2) SUB_GROUP(16) void layer_gpu(const uint16_t *x, const int32_t *ids, int8_t *a, uint16_t *gate_up, int8_t *h,
+KERNEL(2) SUB_GROUP(16) void layer_gpu(const uint16_t *x, const int32_t *ids, int8_t *a, uint16_t *gate_up, float *p, int8_t *h,
                                        uint16_t *y, int tokens, int top_k, EXPERT_ARGS) {
-  layer<gpu_lanes>(x, ids, a, gate_up, h, y, tokens, top_k, w13, w13_scale, w2, w2_scale, hidden, inter, act, quant, mode);
+  layer<gpu_lanes>(x, ids, a, gate_up, p, h, y, tokens, top_k, w13, w13_scale, w2, w2_scale, hidden, inter, act, quant, mode);
 }

@@ -13,8 +13,7 @@ inline void quantize_row(const uint16_t *x, int8_t *q, float *scale, int width, 
   uint32_t absmax = 0;
   for (int i = lanes.lane; i < width; i += LANES) absmax = sycl::max(absmax, magnitude(bf16_to_f32(from[i])));
   RowScale s = row_scale(lanes.max(absmax), mode);
-  int8_t *to = q + lanes.row() * width;
-  for (int i = lanes.lane; i < width; i += LANES) to[i] = quantize(bf16_to_f32(from[i]), s, mode);
+  quantize<LANES>([=](int i) { return bf16_to_f32(from[i]); }, q + lanes.row() * width, s, lanes.lane, width, mode);
   if (lanes.lane == 0) scale[lanes.row()] = s.scale;
 }
 
@@ -33,7 +32,7 @@ inline void remap_row(const int8_t *q, const float *q_scale, const int32_t *perm
   int64_t to = permuted[lanes.row() * top_k + lanes.column()];
   if (to < 0) return;
   const int8_t *from = q + lanes.row() * width;
-  for (int i = lanes.lane; i < width; i += LANES) a[to * width + i] = from[i];
+  copy_codes<LANES>(from, a + to * width, lanes.lane, width);
   if (lanes.lane == 0) a_scale[to] = q_scale[lanes.row()];
 }
 
@@ -55,9 +54,18 @@ inline void act_quant_row(const uint16_t *gate_up, const int64_t *offsets, int8_
   if (row >= offsets[experts]) return;
   const uint16_t *gate = gate_up + row * 2 * inter, *up = gate + inter;
   uint32_t absmax = 0;
-  for (int i = lanes.lane; i < inter; i += LANES) absmax = sycl::max(absmax, magnitude(activate(gate[i], up[i], act)));
+  // A cpu item keeps what it activated, as far as that fits; a lane of a gpu activates twice and keeps its registers.
+  constexpr int kept = LANES == 1 ? 1024 : 1;
+  float p[kept];
+  bool keep = inter <= kept;
+  for (int i = lanes.lane; i < inter; i += LANES) {
+    float v = activate(gate[i], up[i], act);
+    if (keep) p[i] = v;
+    absmax = sycl::max(absmax, magnitude(v));
+  }
   RowScale s = row_scale(lanes.max(absmax), mode);
-  for (int i = lanes.lane; i < inter; i += LANES) h[row * inter + i] = quantize(activate(gate[i], up[i], act), s, mode);
+  if (keep) quantize<LANES>([&](int i) { return p[i]; }, h + row * inter, s, lanes.lane, inter, mode);
+  else quantize<LANES>([=](int i) { return activate(gate[i], up[i], act); }, h + row * inter, s, lanes.lane, inter, mode);
   if (lanes.lane == 0) h_scale[row] = s.scale;
 }
 
@@ -97,7 +105,7 @@ inline void quantize_f32_row(const float *p, const int64_t *offsets, int8_t *h, 
   uint32_t absmax = 0;
   for (int i = lanes.lane; i < inter; i += LANES) absmax = sycl::max(absmax, magnitude(p[row * inter + i]));
   RowScale s = row_scale(lanes.max(absmax), mode);
-  for (int i = lanes.lane; i < inter; i += LANES) h[row * inter + i] = quantize(p[row * inter + i], s, mode);
+  quantize<LANES>([=](int i) { return p[row * inter + i]; }, h + row * inter, s, lanes.lane, inter, mode);
   if (lanes.lane == 0) h_scale[row] = s.scale;
 }
 
@@ -122,18 +130,20 @@ inline void combine_row(const uint16_t *y, const int32_t *permuted, const float 
   int first = int(lanes.column()) * combine_columns, last = sycl::min(width, first + combine_columns);
   float total[combine_columns / LANES];
   for (float &t : total) t = 0.0f;
+  int mine = (last - first - lanes.lane + LANES - 1) / LANES;
   for (int j = 0; j < top_k; j++) {
     int64_t row = permuted[token * top_k + j];
     if (row < 0) continue;
     if (direct) row = token * top_k + j;
     float weight = weights[token * top_k + j];
-    const uint16_t *from = y + row * width;
-    for (int i = first + lanes.lane, n = 0; i < last; i += LANES, n++) {
-      float value = bf16_to_f32(from[i]);
-      total[n] = chain ? sycl::fma(value, weight, total[n]) : total[n] + value * weight;
-    }
+    const uint16_t *from = y + row * width + first + lanes.lane;
+    if (chain)
+      for (int n = 0; n < mine; n++) total[n] = sycl::fma(bf16_to_f32(from[n * LANES]), weight, total[n]);
+    else
+      for (int n = 0; n < mine; n++) total[n] = total[n] + bf16_to_f32(from[n * LANES]) * weight;
   }
-  for (int i = first + lanes.lane, n = 0; i < last; i += LANES, n++) out[token * width + i] = rn_bf16(total[n]);
+  uint16_t *to = out + token * width + first + lanes.lane;
+  for (int n = 0; n < mine; n++) to[n * LANES] = rn_bf16(total[n]);
 }
 
 KERNEL(2) void combine_cpu(const uint16_t *y, const int32_t *permuted, const float *weights, uint16_t *out, int width,

@@ -36,8 +36,8 @@ def best(found: Sequence[Ceilings]) -> Ceilings:
 def memory_rate(work: Work, ceilings: Ceilings) -> Interval:
     """The highest rate that matches the case's mix of reads and writes, GB/s."""
     total = work.read_bytes + work.write_bytes
-    writing = [ceilings.copy_gbs, ceilings.inplace_gbs]
-    matching = writing if total and work.write_bytes / total >= WRITING_SHARE else [ceilings.read_gbs, *writing]
+    writes = total and work.write_bytes / total >= WRITING_SHARE
+    matching = [ceilings.copy_gbs, ceilings.inplace_gbs] if writes else [ceilings.read_gbs]
     return max(matching, key=lambda r: r.mid)
 
 

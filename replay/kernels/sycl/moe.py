@@ -21,12 +21,18 @@ if TYPE_CHECKING:
 _EPILOGUES = {"row_then_col": 0, "scales_first": 1}
 _ACTS = {"silu_round_twice": 0, "silu_round_once": 1, "silu_f32": 2}
 _QUANTS = {"recip_half_away": 0, "recip_half_even": 1, "div_half_even": 2, "rmsnorm_int8": 3, "group_trunc": 4}
-_COLUMNS_PER_ITEM = 16  # dot.hpp
+_ROWS_TOGETHER = 4  # dot.hpp
+_ITEM_BYTES = 64 << 10  # weights a cpu work-item reads: enough to outweigh its start, few enough to share among cores
 _COMBINE_COLUMNS = 512  # moe_rows.cpp
 _LANES = 256
 _SUB_GROUPS = 4
 
 i32, i64 = ctypes.c_int32, ctypes.c_int64
+
+
+def _columns(depth: int) -> int:
+    """Columns of weights K = ``depth`` that one cpu work-item computes."""
+    return max(16, _ITEM_BYTES // depth // 16 * 16)
 
 
 def pack_rows(problem: Problem, weights: "Weights") -> "dict[str, torch.Tensor]":
@@ -147,23 +153,23 @@ class Steps:
         n, k = (2 * self.g.inter, self.g.hidden) if first else (self.g.hidden, self.g.inter)
         w = prefix + ("w13" if first else "w2")
         bias = f"{w}_bias" if self.modes.get("bias") == "on" else None
-        args = (a, a_scale, w, f"{w}_scale", bias, out, i32(n), i32(k), self.mode(_EPILOGUES, "epilogue"))
+        args = (a, a_scale, w, f"{w}_scale", bias, out, i32(n), i32(k), self.mode(_EPILOGUES, "epilogue"), i32(_columns(k)))
         experts = experts or self.g.experts
         if variant == "rows":
-            self._grid("gemm_rows", self.pairs, n, *args, offsets, i32(experts))
+            self._grid("gemm_rows", self.pairs, n, k, *args, offsets, i32(experts))
         elif variant == "offsets":
-            self._grid("gemm_offsets", experts, n, *args, offsets)
+            self._grid("gemm_offsets", experts, n, k, *args, offsets)
         elif variant == "active_offsets":
             slots = min(experts, self.pairs)
             active = self.scratch(slots, dtype="int32")
             self.program.add("moe_gemm", "list_active", (1,), (1,), offsets, active, i32(experts), i32(slots))
-            self._grid("gemm_active", slots, n, *args, offsets, active)
+            self._grid("gemm_active", slots, n, k, *args, offsets, active)
         else:
-            self._grid("gemm_direct", self.pairs, n, *args, "topk_ids", "unpermuted_to_permuted")
+            self._grid("gemm_direct", self.pairs, n, k, *args, "topk_ids", "unpermuted_to_permuted")
 
-    def _grid(self, kernel: str, groups: int, columns: int, *args: Any) -> None:
+    def _grid(self, kernel: str, groups: int, columns: int, depth: int, *args: Any) -> None:
         if self.kind == "cpu":
-            self.program.add("moe_gemm", f"{kernel}_cpu", (groups, -(-columns // _COLUMNS_PER_ITEM)), (1, 1), *args)
+            self.program.add("moe_gemm", f"{kernel}_cpu", (groups, -(-columns // _columns(depth))), (1, 1), *args)
         else:
             width = 16 * _SUB_GROUPS
             self.program.add("moe_gemm", f"{kernel}_gpu", (groups, -(-columns // _SUB_GROUPS) * width), (1, width), *args)
@@ -213,7 +219,8 @@ class Steps:
     def middle_layerlet(self) -> None:
         """The same in one launch."""
         gate_up, h = self.scratch(self.pairs, 2 * self.g.inter, dtype="bfloat16"), self.scratch(self.pairs, self.g.inter)
-        args = ("a", "a_scale", "topk_ids", "unpermuted_to_permuted", "offsets", gate_up, h, "y")
+        p = self.scratch(self.pairs, self.g.inter, dtype="float32")
+        args = ("a", "a_scale", "topk_ids", "unpermuted_to_permuted", "offsets", gate_up, p, h, "y")
         self._rows("moe_layerlet", "middle", self.pairs, *args, *self._expert_args())
 
     def _layer_scratch(self) -> tuple[Any, ...]:
@@ -247,12 +254,24 @@ class Steps:
 
     def layer_full_layerlet(self) -> None:
         """Everything up to the combine in one launch, and the combine: two."""
-        a = self.scratch(self.pairs, self.g.hidden)
-        gate_up, h = self.scratch(self.pairs, 2 * self.g.inter, dtype="bfloat16"), self.scratch(self.pairs, self.g.inter)
-        y = self.scratch(self.pairs, self.g.hidden, dtype="bfloat16")
+        rows = self.pairs * (_ROWS_TOGETHER if self.kind == "cpu" else 1)
+        a, gate_up = self.scratch(rows, self.g.hidden), self.scratch(rows, 2 * self.g.inter, dtype="bfloat16")
+        h, y = self.scratch(rows, self.g.inter), self.scratch(self.pairs, self.g.hidden, dtype="bfloat16")
+        p = self.scratch(rows, self.g.inter, dtype="float32")
         sizes = i32(self.p.rows), i32(self.g.top_k)
         self._rows(
-            "moe_layerlet", "layer", (self.p.rows, self.g.top_k), "x", "topk_ids", a, gate_up, h, y, *sizes, *self._expert_args()
+            "moe_layerlet",
+            "layer",
+            (self.p.rows, self.g.top_k),
+            "x",
+            "topk_ids",
+            a,
+            gate_up,
+            p,
+            h,
+            y,
+            *sizes,
+            *self._expert_args(),
         )
         self.combine(y, "topk_ids", self._routed(), direct=True)
         self._shared()
