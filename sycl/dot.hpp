@@ -1,11 +1,11 @@
 // Exact s32 dot products of int8 rows, in the forms that each kind of device is quick at.
 #pragma once
-#include <sycl/builtins.hpp>
+#include <sycl/bit_cast.hpp>
 #include <sycl/ext/oneapi/dot_product.hpp>
 
 #include <cstdint>
 
-// Columns whose sums the cpu body holds before their epilogue, which then runs along them.
+// Columns that lie together in weights packed for the cpu body, and that it sums in the lanes of one vector.
 constexpr int columns_together = 16;
 // Rows of one expert that the cpu body takes together, so that weights are widened once for all of them.
 constexpr int rows_together = 4;
@@ -14,10 +14,15 @@ constexpr int depth_chunk = 2048;
 
 namespace cpu {
 
-using Codes = int8_t __attribute__((ext_vector_type(32), aligned(1)));
-using Shorts = int16_t __attribute__((ext_vector_type(32), aligned(2)));
+// Weights for the cpu body: [ceil(N/16), ceil(K/2), 16, 2] an expert, zeros behind the real sizes. A block of 16 columns
+// is one sequential stream, which is what the prefetcher follows best, and its sums need no fold at the end.
+using Codes = int8_t __attribute__((ext_vector_type(32)));
+using Shorts = int16_t __attribute__((ext_vector_type(32)));
 using Products = int32_t __attribute__((ext_vector_type(32)));
-using Sums = int32_t __attribute__((ext_vector_type(16)));
+using Sums = int32_t __attribute__((ext_vector_type(columns_together)));
+
+inline int64_t block_bytes(int k) { return int64_t((k + 1) / 2) * 2 * columns_together; }
+inline int64_t expert_bytes(int n, int k) { return (n + columns_together - 1) / columns_together * block_bytes(k); }
 
 // Pairs of s16 products added into s32: the one multiply of a CPU that takes 32 of them at once.
 inline Sums multiply_add(Shorts x, Shorts y) {
@@ -25,47 +30,40 @@ inline Sums multiply_add(Shorts x, Shorts y) {
   return p.even + p.odd;
 }
 
-inline int32_t sum(Sums v) {
-  auto a = v.lo + v.hi;
-  auto b = a.lo + a.hi;
-  auto c = b.lo + b.hi;
-  return c.x + c.y;
-}
-
-// One column of `depth` codes against R widened rows. One column at a time: a single sequential stream is what the
-// prefetcher follows best; four at once read cold memory at two thirds of the rate.
+// One block of columns against R widened rows, `pairs` pairs deep.
 template <int R>
-inline void dot_rows(const int16_t (&wide)[R][depth_chunk], const int8_t *column, int depth, int32_t (*sums)[columns_together]) {
-  Sums acc[R];
-  for (Sums &a : acc) a = 0;
-  int i = 0;
-  for (; i + 32 <= depth; i += 32) {
-    Shorts y = __builtin_convertvector(*reinterpret_cast<const Codes *>(column + i), Shorts);
-    for (int r = 0; r < R; r++) acc[r] += multiply_add(*reinterpret_cast<const Shorts *>(&wide[r][i]), y);
+inline void dot_block(const int16_t (&wide)[R][depth_chunk], const int8_t *block, int pairs, Sums (&acc)[R]) {
+  const Codes *w = reinterpret_cast<const Codes *>(block);
+  for (int i = 0; i < pairs; i++) {
+    Shorts y = __builtin_convertvector(w[i], Shorts);
+    for (int r = 0; r < R; r++) {
+      Sums pair = *reinterpret_cast<const int32_t *>(&wide[r][2 * i]);  // the same pair in every column's lane
+      acc[r] += multiply_add(sycl::bit_cast<Shorts>(pair), y);
+    }
   }
-  for (int r = 0; r < R; r++) sums[r][0] += sum(acc[r]);
-  for (; i < depth; i++)
-    for (int r = 0; r < R; r++) sums[r][0] += int32_t(wide[r][i]) * int32_t(column[i]);
 }
 
-// R rows, `stride` codes apart, against columns [begin, end) of w [n, k]: store(column, r, sum) for each.
+// R rows, `stride` codes apart, against columns [begin, end) of one expert's packed weights, `begin` a multiple of 16:
+// store(column, r, sum) for each.
 template <int R, class Store>
 inline void some_rows(const int8_t *x, int64_t stride, const int8_t *w, int begin, int end, int k, Store store) {
-  int16_t wide[R][depth_chunk];
+  alignas(64) int16_t wide[R][depth_chunk];
   for (int base = begin; base < end; base += columns_together) {
-    int32_t sums[R][columns_together] = {};
-    int last = end - base < columns_together ? end - base : columns_together;
+    Sums acc[R];
+    for (int r = 0; r < R; r++) acc[r] = 0;
+    const int8_t *block = w + base / columns_together * block_bytes(k);
     for (int start = 0; start < k; start += depth_chunk) {
       int depth = k - start < depth_chunk ? k - start : depth_chunk;
       if (base == begin || k > depth_chunk)
-        for (int r = 0; r < R; r++)
+        for (int r = 0; r < R; r++) {
           for (int i = 0; i < depth; i++) wide[r][i] = x[r * stride + start + i];
-      for (int c = 0; c < last; c++) 
-        dot_rows<R>(wide, w + int64_t(base + c) * k + start, depth,
-                    reinterpret_cast<int32_t(*)[columns_together]>(&sums[0][c]));
+          if (depth & 1) wide[r][depth] = 0;
+        }
+      dot_block<R>(wide, block + int64_t(start) * columns_together, (depth + 1) / 2, acc);
     }
+    int last = end - base < columns_together ? end - base : columns_together;
     for (int r = 0; r < R; r++)
-      for (int c = 0; c < last; c++) store(base + c, r, sums[r][c]);
+      for (int c = 0; c < last; c++) store(base + c, r, acc[r][c]);
   }
 }
 

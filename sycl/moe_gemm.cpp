@@ -1,6 +1,7 @@
 // Grouped int8 GEMM over permuted rows: out[r, n] = epilogue(Σ_k a[r, k]·w[e, n, k]), e the expert that owns row r.
 //
-// Weights are packed [E, N, K], so that an output column is one contiguous run. The s32 sum is exact in any order; only
+// Weights are packed for the body: [E, N, K] for a GPU, so that an output column is one contiguous run; blocks of 16
+// columns and pairs along K for a CPU (dot.hpp). The s32 sum is exact in any order; only
 // the epilogue has an order, and that is shared. Rows past offsets[E] are not touched. The variants differ in who works
 // on what:
 //   rows            an item a row and block of columns; the expert is found by bisection
@@ -28,7 +29,7 @@ struct Gemm {
 inline void gemm_block_cpu(const Gemm &g, int64_t e, int64_t first, int64_t last, int block) {
   int begin = block * g.columns, end = sycl::min(g.n, begin + g.columns);
   for (int64_t row = first; row < last; row += rows_together)
-    cpu::rows(int(sycl::min<int64_t>(rows_together, last - row)), g.a + row * g.k, g.k, g.w + e * g.n * g.k, begin, end,
+    cpu::rows(int(sycl::min<int64_t>(rows_together, last - row)), g.a + row * g.k, g.k, g.w + e * cpu::expert_bytes(g.n, g.k), begin, end,
               g.k, [&](int column, int r, int32_t acc) { g.store(row + r, e, column, acc); });
 }
 

@@ -127,11 +127,15 @@ inline void through(const Lanes<LANES, DIMS> &lanes, const Expert &x, const Rows
   lanes.barrier();
 }
 
+template <int LANES> inline int64_t packed_bytes(int n, int k) {
+  return LANES == 1 ? cpu::expert_bytes(n, k) : int64_t(n) * k;
+}
+
 #define EXPERT_ARGS                                                                                                  \
   const int8_t *w13, const float *w13_scale, const int8_t *w2, const float *w2_scale, int hidden, int inter, int act, \
       int quant, int mode
 #define EXPERT(e)                                                                                                     \
-  Expert{w13 + (e)*2 * inter * hidden, w2 + (e)*hidden * inter, w13_scale + (e)*2 * inter, w2_scale + (e)*hidden,     \
+  Expert{w13 + (e)*packed_bytes<LANES>(2 * inter, hidden), w2 + (e)*packed_bytes<LANES>(hidden, inter), w13_scale + (e)*2 * inter, w2_scale + (e)*hidden,     \
          hidden, inter, act, quant, mode}
 
 // moe.middle: one work-group a pair; the pair whose row is its expert's first is the leader.

@@ -132,7 +132,11 @@ def main(tokens: str, blocks: int) -> None:
             ratio = percent(median_interval(peer / values))
             rows.append([arm, f"{us.mid:.0f} [{us.lo:.0f}, {us.hi:.0f}]", f"{us.mid / np.mean(floors):.2f}", ratio])
         print(f"\nmoe.layer, qwen36 tp4, {count} tokens, cold weights, int8 floor {np.mean(floors):.0f} µs")
-        print(tabulate(rows, ["arm", "time µs [95 %]", "×floor", "vLLM's time / this one's"], tablefmt="github", disable_numparse=True))
+        print(
+            tabulate(
+                rows, ["arm", "time µs [95 %]", "×floor", "vLLM's time / this one's"], tablefmt="github", disable_numparse=True
+            )
+        )
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ PROMISED_DPAS = frozenset({"gemm_matrix_gpu"})
 _EXP = "the device's f64 exp holds one f32 mad a place where it is inlined"
 DECLARED: Mapping[str, tuple[int, int, str]] = {
     "activate_gpu": (1, 0, _EXP),
-    "act_quant_gpu": (2, 0, _EXP),
+    "act_quant_gpu": (6, 0, _EXP),
     "middle_gpu": (2, 0, _EXP),
     "layer_gpu": (2, 0, _EXP),
     "shared_gate_gpu": (1, 0, _EXP),

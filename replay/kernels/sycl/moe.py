@@ -36,8 +36,22 @@ def _columns(depth: int) -> int:
 
 
 def pack_rows(problem: Problem, weights: "Weights") -> "dict[str, torch.Tensor]":
-    """Weights s8 [n, K, N] → [n, N, K], so that an output column is one contiguous run; the rest as it is."""
-    return {n: w.transpose(1, 2).contiguous() if w.dim() == 3 else w for n, w in weights.items()}
+    """Weights s8 [n, K, N] as the device's body reads them; the rest as it is.
+
+    CPU: [n, N/16, K/2, 16, 2], zeros behind the real sizes (dot.hpp). GPU: [n, N, K].
+    """
+    return {n: _packed(w) if w.dim() == 3 else w for n, w in weights.items()}
+
+
+def _packed(w: "torch.Tensor") -> "torch.Tensor":
+    import torch
+
+    if w.device.type != "cpu":
+        return w.transpose(1, 2).contiguous()
+    count, depth, width = w.shape
+    padded = torch.nn.functional.pad(w, (0, -width % 16, 0, -depth % 2))
+    blocks = padded.reshape(count, padded.shape[1] // 2, 2, padded.shape[2] // 16, 16)
+    return blocks.permute(0, 3, 1, 4, 2).contiguous()
 
 
 class Steps:
