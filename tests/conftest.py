@@ -53,6 +53,7 @@ def judge_here(kernel_id: str, case: Case, load: str | None = None, repeats: int
     second = msgspec.structs.replace(case, second=True)
     other = stage.inputs(second)
     wanted = stage.canonical(case.problem, other, stage.oracle(case.problem, other))
+    assert ran.second is not None
     wrong = judge_second(stage, second, other, wanted, ran.second) if isinstance(outcome, Exact) else None
     return wrong or outcome
 

@@ -9,7 +9,7 @@ import ctypes
 import os
 import signal
 import traceback
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -23,6 +23,7 @@ from replay.model import Case, Ceilings, Kernel, Prepack, Sample
 from replay.session.arms import Arms, Ring
 from replay.session.buffers import POISON_BYTES, checksum
 from replay.stages import STAGES
+from replay.stages.stage import Tensors
 from replay.timing import spans
 
 
@@ -40,7 +41,7 @@ class Ran:
 
     index: int
     repeats: tuple[Got, ...]
-    second: Got
+    second: Got | None
     trespasses: tuple[str, ...]
     prepack: Prepack | None
 
@@ -150,15 +151,22 @@ def judge_main(
 
 def _run_case(arms: Arms, kernel: Kernel, case: Case, index: int, repeats: int) -> Ran:
     inputs = arms.begin(case)
-    weights = arms.weights(kernel, inputs)
+    second = STAGES[case.problem.stage].inputs(msgspec.structs.replace(case, second=True))
+    # The second case comes between two repeats of the first: whatever is remembered from one shows in the other.
+    ran = judged_calls(arms, kernel, case, index, [inputs, second, *[inputs] * (repeats - 1)])
+    first, other, *rest = ran.repeats
+    return replace(ran, repeats=(first, *rest), second=other)
+
+
+def judged_calls(arms: Arms, kernel: Kernel, case: Case, index: int, calls: list[Tensors]) -> Ran:
+    """One call for each set of inputs, all with the weights of the first; poisoned, guarded, at fresh addresses."""
+    weights = arms.weights(kernel, calls[0])
     before = checksum(weights)
     run = arms.prepare(kernel, weights)
-    second = STAGES[case.problem.stage].inputs(msgspec.structs.replace(case, second=True))
     kept: list[Got] = []
     trespasses: list[str] = []
-    bindings = []  # kept alive, so that every repeat has addresses of its own
-    # The second case comes between two repeats of the first: whatever is remembered from one shows in the other.
-    for call, given in enumerate([inputs, second, *[inputs] * (repeats - 1)]):
+    bindings = []  # kept alive, so that every call has addresses of its own
+    for call, given in enumerate(calls):
         binding = arms.binding(given, weights)
         binding.poison_outputs(POISON_BYTES[call % len(POISON_BYTES)])
         bindings.append(binding)
@@ -168,7 +176,7 @@ def _run_case(arms: Arms, kernel: Kernel, case: Case, index: int, repeats: int) 
         trespasses += [t for t in binding.trespasses() if t not in trespasses]
     if checksum(weights) != before:
         trespasses.append("changed the weights")
-    return Ran(index, (kept[0], *kept[2:]), kept[1], tuple(trespasses), arms.prepack_of(kernel))
+    return Ran(index, tuple(kept), None, tuple(trespasses), arms.prepack_of(kernel))
 
 
 def time_main(

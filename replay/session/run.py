@@ -159,6 +159,7 @@ class Session:
         if not isinstance(outcome, Exact):
             return outcome
         second = msgspec.structs.replace(case, second=True)
+        assert ran.second is not None  # every judged case has one
         wrong = judge_second(stage, second, *self.truth(second), ran.second)
         return wrong or msgspec.structs.replace(outcome, prepack=ran.prepack)
 
