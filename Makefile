@@ -11,7 +11,7 @@ STAMP := $(VENV)/.made-from
 WANT := $(shell cat setup.cfg $(CONSTRAINTS) | sha256sum | cut -c1-16) $(TORCH_INDEX)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv bench-moe test lint captures bench-self clean
+.PHONY: help venv bench-moe bench-peers test fuzz-exact isa lint captures bench-self clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -35,6 +35,16 @@ test: venv lint ## everything that must hold; about 8 minutes
 	@echo "test: unit, field, packaging and acceptance tests; about 8 minutes on 2 cores"
 	@$(BIN)/python -m pytest $(ARGS)
 	@for script in tests/acceptance/[0-9]*.sh; do echo "== $$script"; PATH="$(CURDIR)/$(BIN):$$PATH" bash $$script || exit 1; done
+
+isa: venv ## hold every SYCL kernel to the B70's machine code (needs ocloc: OCLOC=… or on the PATH); half a minute
+	@$(BIN)/python -m replay.kernels.sycl.isa
+
+fuzz-exact: venv ## 1000 random cases a stage through every kernel; about 6 minutes
+	@$(BIN)/python -m tests.fuzz.fuzz_exact $(CASES)
+
+# An environment of its own, since it holds vLLM: see docs/moe.md.
+bench-peers: ## our MoE layers beside vLLM's on a CPU: PEERS_PYTHON=/path/to/python; about a minute
+	@PYTHONPATH=. $(PEERS_PYTHON) bench/self/peers.py
 
 lint: venv ## ruff and mypy --strict
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy

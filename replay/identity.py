@@ -66,6 +66,7 @@ def _outside(kernels: Iterable[Kernel]) -> list[Path]:
 
 def collect(*, argv: Sequence[str], kernels: Iterable[Kernel], seed: int, capture_sha256: str) -> dict[str, Any]:
     """The identity of a run, as plain JSON values. Reading it starts no device."""
+    from replay.kernels.sycl import isa
     from replay.kernels.sycl.runtime import GPU_NUMERIC_FLAGS, NUMERIC_FLAGS
 
     package = Path(replay.__file__).parent
@@ -83,6 +84,7 @@ def collect(*, argv: Sequence[str], kernels: Iterable[Kernel], seed: int, captur
         },
         "libraries": _libraries(),
         "device": cpu_model(),
+        "isa_bmg_g31": isa.table() or "unknown",
         "capture": capture_sha256,
         "numeric_flags": {"sycl": list(NUMERIC_FLAGS), "sycl_gpu": list(GPU_NUMERIC_FLAGS)},
     }

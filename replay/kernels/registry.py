@@ -153,4 +153,8 @@ def missing(need: str) -> str | None:
         import shutil
 
         return None if shutil.which(what) else f"no command {what}"
+    if need == "aspect:matrix":
+        from replay.kernels.sycl.runtime import has_matrix_engine
+
+        return None if has_matrix_engine() else "the device has no matrix engine"
     return f"unknown probe {need}"

@@ -6,6 +6,7 @@ disassembly is counted. ``python -m replay.kernels.sycl.isa`` prints the table a
 Load widths and code size are told, not judged: they follow the compiler's version.
 """
 
+import hashlib
 import os
 import re
 import subprocess
@@ -13,9 +14,12 @@ import sys
 import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
+import msgspec
 from tabulate import tabulate
 
+from replay import cache
 from replay.data import path as data_path
 from replay.errors import EnvironmentRefused
 from replay.kernels.sycl.runtime import GPU_NUMERIC_FLAGS, NUMERIC_FLAGS
@@ -182,6 +186,20 @@ def faults(
     return found
 
 
+def table_path() -> Path:
+    """Where the table of these very sources is kept, so that a run's identity can carry it."""
+    folder = data_path("sycl")
+    digest = hashlib.sha256(b"".join(p.read_bytes() for p in sorted(folder.glob("*.?pp")))).hexdigest()[:16]
+    return cache.folder() / f"isa-{digest}.json"
+
+
+def table() -> dict[str, Any]:
+    """The rows by kernel as plain values; empty where `make isa` has not been run on these sources."""
+    path = table_path()
+    found: dict[str, Any] = msgspec.json.decode(path.read_bytes()) if path.exists() else {}
+    return found
+
+
 def main() -> int:
     """Print compiler, flags and table; 1 where something is red."""
     ocloc = find_ocloc()
@@ -189,6 +207,7 @@ def main() -> int:
     folder = data_path("sycl")
     rows = [row for name in SOURCES for row in inspect(folder / f"{name}.cpp", folder, ocloc)]
     print(tabulate([list(_fields(row)) for row in rows], list(Isa.__struct_fields__), tablefmt="github", disable_numparse=True))
+    table_path().write_bytes(msgspec.json.encode({row.kernel: row for row in rows}))
     red = faults(rows)
     for line in red:
         print(f"RED {line}", file=sys.stderr)

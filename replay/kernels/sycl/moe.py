@@ -54,6 +54,21 @@ def _packed(w: "torch.Tensor") -> "torch.Tensor":
     return blocks.permute(0, 3, 1, 4, 2).contiguous()
 
 
+def pack_matrix(problem: Problem, weights: "Weights") -> "dict[str, torch.Tensor]":
+    """Weights s8 [n, K, N] → [n, Kp/4, Np, 4] with Kp a multiple of 32 and Np of 16: four along K, zeros behind."""
+    import torch
+
+    packed = {}
+    for name, w in weights.items():
+        if w.dim() == 3:
+            padded = torch.nn.functional.pad(w, (0, -w.shape[2] % 16, 0, -w.shape[1] % 32))
+            count, depth, width = padded.shape
+            packed[name] = padded.reshape(count, depth // 4, 4, width).permute(0, 1, 3, 2).contiguous()
+        else:
+            packed[name] = w
+    return packed
+
+
 class Steps:
     """A program under construction for one problem and device kind; tensors are named as the stage names them."""
 
@@ -180,6 +195,16 @@ class Steps:
             self._grid("gemm_active", slots, n, k, *args, offsets, active)
         else:
             self._grid("gemm_direct", self.pairs, n, k, *args, "topk_ids", "unpermuted_to_permuted")
+
+    def gemm_matrix(self, first: bool) -> None:
+        """moe.gemm1 or moe.gemm2 on the matrix engine: a work-group an expert and 64 columns (moe_matrix.cpp)."""
+        n, k = (2 * self.g.inter, self.g.hidden) if first else (self.g.hidden, self.g.inter)
+        a, w, out = ("a", "w13", "gate_up") if first else ("h", "w2", "y")
+        bias = f"{w}_bias" if self.modes.get("bias") == "on" else None
+        width = 16 * _SUB_GROUPS
+        memory = range(8 * -(-k // 32) * 32 + _SUB_GROUPS * 8 * 16 * 4)  # a tile of rows, and each sub-group's sums
+        args = (a, f"{a}_scale", w, f"{w}_scale", bias, out, i32(n), i32(k), self.mode(_EPILOGUES, "epilogue"), "offsets", memory)
+        self.program.add("moe_matrix", "gemm_matrix_gpu", (self.g.experts, -(-n // width) * width), (1, width), *args)
 
     def _grid(self, kernel: str, groups: int, columns: int, depth: int, *args: Any) -> None:
         if self.kind == "cpu":
@@ -351,6 +376,7 @@ prepare_gemm1_rows, prepare_gemm2_rows = _prepare(_gemm("rows", True)), _prepare
 prepare_gemm1_offsets, prepare_gemm2_offsets = _prepare(_gemm("offsets", True)), _prepare(_gemm("offsets", False))
 prepare_gemm1_active, prepare_gemm2_active = _prepare(_gemm("active_offsets", True)), _prepare(_gemm("active_offsets", False))
 prepare_gemm1_direct, prepare_gemm2_direct = _prepare(_gemm("topk_direct", True)), _prepare(_gemm("topk_direct", False))
+prepare_gemm1_matrix, prepare_gemm2_matrix = _prepare(lambda s: s.gemm_matrix(True)), _prepare(lambda s: s.gemm_matrix(False))
 prepare_act_quant_fused = _prepare(Steps.act_quant)
 prepare_act_quant_two_step = _prepare(Steps.act_quant_two_step)
 prepare_combine = _prepare(Steps.combine)

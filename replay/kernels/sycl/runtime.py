@@ -103,6 +103,13 @@ def queue(kind: str) -> Queue:
     return Queue(kind)
 
 
+def has_matrix_engine() -> bool:
+    """Whether torch's XPU device has the matrix aspect."""
+    import torch
+
+    return torch.xpu.is_available() and bool(_checked(library().b70_has_matrix(queue("xpu").handle), "matrix aspect"))
+
+
 def sources(name: str) -> list[Path]:
     """The files that a device source is made of: itself, and every header beside it."""
     folder = data_path("sycl")
