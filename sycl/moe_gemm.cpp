@@ -25,7 +25,7 @@ struct Gemm {
   }
 };
 
-// Rows [first, last) of expert e against one block of columns. A column's weights come from memory once for all rows.
+// Rows [first, last) of expert e against one block of columns, `rows_together` rows at a time.
 inline void gemm_block_cpu(const Gemm &g, int64_t e, int64_t first, int64_t last, int block) {
   int begin = block * g.columns, end = sycl::min(g.n, begin + g.columns);
   for (int64_t row = first; row < last; row += rows_together)

@@ -44,11 +44,13 @@ inline void prologue(const uint16_t *x, const int32_t *ids, int8_t *a, float *a_
       int64_t to = permuted[int64_t(t) * top_k + j];
       if (to < 0) continue;
       int8_t *row = a + to * width;
-      if (first < 0)
+      if (first < 0) {
         quantize<LANES>([=](int i) { return bf16_to_f32(from[i]); }, row, s, lanes.lane, width, mode);
-      else
+        lanes.barrier();  // the copies below read in words what other lanes wrote in bytes
+        first = to;
+      } else {
         copy_codes<LANES>(a + first * width, row, lanes.lane, width);
-      if (first < 0) first = to;
+      }
       if (lanes.lane == 0) a_scale[to] = s.scale;
     }
   }

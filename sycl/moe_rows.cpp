@@ -54,18 +54,22 @@ inline void act_quant_row(const uint16_t *gate_up, const int64_t *offsets, int8_
   if (row >= offsets[experts]) return;
   const uint16_t *gate = gate_up + row * 2 * inter, *up = gate + inter;
   uint32_t absmax = 0;
+  auto active = [=](int i) { return activate(gate[i], up[i], act); };
   // A cpu item keeps what it activated, as far as that fits; a lane of a gpu activates twice and keeps its registers.
-  constexpr int kept = LANES == 1 ? 1024 : 1;
-  float p[kept];
-  bool keep = inter <= kept;
-  for (int i = lanes.lane; i < inter; i += LANES) {
-    float v = activate(gate[i], up[i], act);
-    if (keep) p[i] = v;
-    absmax = sycl::max(absmax, magnitude(v));
+  constexpr int kept = LANES == 1 ? 1024 : 0;
+  if constexpr (kept > 0) {
+    if (inter <= kept) {
+      float p[kept];
+      for (int i = 0; i < inter; i++) absmax = sycl::max(absmax, magnitude(p[i] = active(i)));
+      RowScale s = row_scale(absmax, mode);
+      quantize<LANES>([&](int i) { return p[i]; }, h + row * inter, s, 0, inter, mode);
+      h_scale[row] = s.scale;
+      return;
+    }
   }
+  for (int i = lanes.lane; i < inter; i += LANES) absmax = sycl::max(absmax, magnitude(active(i)));
   RowScale s = row_scale(lanes.max(absmax), mode);
-  if (keep) quantize<LANES>([&](int i) { return p[i]; }, h + row * inter, s, lanes.lane, inter, mode);
-  else quantize<LANES>([=](int i) { return activate(gate[i], up[i], act); }, h + row * inter, s, lanes.lane, inter, mode);
+  quantize<LANES>(active, h + row * inter, s, lanes.lane, inter, mode);
   if (lanes.lane == 0) h_scale[row] = s.scale;
 }
 

@@ -19,6 +19,7 @@ lab=../shared/captures/lab/qwen36-routecapture6-rank0-layers9-14.jsonl
 if [ -f "$lab" ]; then
     b70-replay --route-jsonl "$lab" --route-window-size 2,4,8,16 --max-cases 1 --blocks 5 --quick --require exact \
         --kernel 'sycl:*' -o "$out/lab" >"$out/lab.txt"
+    [ "$(grep -c '^sycl:.* BITWISE ' "$out/lab.txt")" -eq 88 ]
     say "lab windows: $(grep -c ' BITWISE ' "$out/lab.txt") lines BITWISE"
 else
     say "lab windows: SKIPPED, not beside this checkout"
@@ -34,7 +35,8 @@ if command -v cmake >/dev/null; then
     else
         grep -q 'expected icpx' "$out/cmake.txt"
     fi
-    cmake -S cmake -B "$out/shim" "-DSYCL_ROOT=$sycl" >/dev/null && cmake --build "$out/shim" >/dev/null
+    cmake -S cmake -B "$out/shim" "-DSYCL_ROOT=$sycl" >/dev/null
+    cmake --build "$out/shim" >/dev/null
     say "cmake: extension refused without icpx, shim built"
 else
     say "cmake: SKIPPED, no cmake"

@@ -187,13 +187,18 @@ def test_verifier_windows(kernel: Kernel, window: int) -> None:
     exact(kernel, make_case("moe.layer", QWEN36, tokens=window))
 
 
-def test_huge_inputs_stay_within_their_row() -> None:
-    """±3e38 in one row: its scale takes it, the next row is untouched."""
-    case = make_case("moe.quantize", SMALL, tokens=2)
+@pytest.mark.parametrize("kernel", [k for k in KERNELS.values() if k.stage == "moe.quantize"], ids=lambda k: k.id)
+@pytest.mark.parametrize("mode", ["recip_half_away", "group_trunc:1", "group_trunc:16", "group_trunc:64"])
+def test_huge_inputs_stay_within_their_row(kernel: Kernel, mode: str) -> None:
+    """−3e38 in one row: its scale takes it, the next row is untouched, in every kernel."""
+    case = make_case("moe.quantize", SMALL, tokens=2, quant=mode)
     inputs = dict(ARMS.begin(case))
     x = np.array(inputs["x"])
     x[0] = 0xFF7F
-    out = STAGES["moe.quantize"].oracle(case.problem, inputs | {"x": x})
+    stage, given_ = STAGES["moe.quantize"], inputs | {"x": x}
+    out = stage.oracle(case.problem, given_)
+    ran = judged_calls(ARMS, kernel, case, 0, [given_, given_])
+    assert isinstance(judge(stage, case, given_, out, ran.repeats, ran.trespasses), Exact)
     assert (out["q"][0] == -127).all()
     assert np.isfinite(out["q_scale"]).all()
     assert np.abs(bf16_to_f32(x[1])).max() < 100

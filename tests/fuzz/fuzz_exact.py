@@ -32,7 +32,7 @@ def main(cases: int) -> int:
                 if not isinstance(outcome, Exact):
                     bad += 1
                     print(f"RED {kernel.id} {drawn.case.id} ({drawn.values}): {outcome.detail}")
-        lacking = missing_strata(seen, max(cases // 50, 1))
+        lacking = missing_strata(seen, stage, max(cases // 50, 1))
         bad += len(lacking)
         counts = ", ".join(f"{name} {seen[name]}" for name in sorted(seen) if not name[0].isdigit() or "expert" in name)
         print(

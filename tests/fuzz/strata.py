@@ -60,24 +60,45 @@ def draw(rng: np.random.Generator, stage: str) -> Drawn:
     first = rng.choice(g["experts"], top_k, replace=False)
     rows = [first if alike else rng.choice(g["experts"], top_k, replace=False) for _ in range(tokens)]
     routes = Routes(tuple(tuple(-1 if rng.random() < padding else int(e) for e in row) for row in rows))
-    modes = {
-        name: str(rng.choice([v for v in values if v.replace("_", "").isalnum()])) for name, values in STAGES[stage].modes.items()
-    }
+    modes = {name: str(rng.choice(_named(name, values, g))) for name, values in STAGES[stage].modes.items()}
     problem = problem_for(STAGES[stage], geometry, tokens, modes)
     values = str(rng.choice(VALUES))
     used = {e for row in routes.topk_ids for e in row if e >= 0}
+    parametric = any(":" in v for v in modes.values())
     strata = {
         f"k={top_k}": True, "odd size": g["hidden"] % 32 != 0 or g["inter"] % 32 != 0, "padding": padding > 0,
         "all padding": not used, "zero groups": 0 < len(used) < g["experts"], "one expert": g["experts"] == 1,
-        "1024 experts": g["experts"] == 1024, f"{tokens} tokens": True, values: True,
+        "1024 experts": g["experts"] == 1024, f"{tokens} tokens": True, "parametric mode": parametric,
+        values: stage not in ("moe.route", "moe.remap"),
     }  # fmt: skip
     case = Case(CaseId(problem, Source("fuzz", "L0", 0, tokens), int(rng.integers(1 << 30))), routes)
     return Drawn(case, values, frozenset(name for name, holds in strata.items() if holds))
 
 
+def _named(name: str, values: tuple[str, ...], sizes: dict[str, int]) -> list[str]:
+    """A mode's values, the parametric ones made concrete with divisors of the case's sizes."""
+    plain = [v for v in values if v.replace("_", "").isalnum()]
+    if name == "expert_map":
+        ranks = [n for n in (2, 4) if sizes["experts"] % n == 0]
+        return [*plain, *(f"ep{n}:{rank}" for n in ranks for rank in (0, n - 1))]
+    if len(plain) < len(values):
+        return [*plain, *(f"group_trunc:{n}" for n in (1, 5, 16, 32) if sizes["hidden"] % n == 0)]
+    return plain
+
+
 def special(inputs: dict[str, Any], values: str) -> dict[str, Any]:
-    """The inputs with their activations changed as ``values`` says; bf16 tensors only, which every chain begins with."""
+    """The inputs with their activations changed as ``values`` says: bf16 tensors, and int8 rows with their scales."""
     changed = dict(inputs)
+    for name in ("a", "h"):
+        if name in inputs and values != "normal":
+            codes, scale = inputs[name].copy(), inputs[f"{name}_scale"].copy()
+            if values == "zero rows":
+                codes[::2] = 0
+            elif values == "one outlier":
+                codes[:] = np.where(np.arange(codes.shape[1]) % 2, 127, -127)
+            else:
+                scale *= np.float32(1e-30 if values == "tiny" else 1e30)
+            changed |= {name: codes, f"{name}_scale": scale}
     for name in ("x", "gate_up", "y", "routed"):
         if name not in inputs or values == "normal":
             continue
@@ -109,6 +130,7 @@ def kernels_of(stage: str) -> list[Kernel]:
     return [k for k in registered().values() if k.stage == stage and "cpu" in k.devices]
 
 
-def missing_strata(seen: Counter[str], least: int) -> list[str]:
-    """The strata that were met fewer than ``least`` times."""
-    return [name for name in WANTED if seen[name] < least]
+def missing_strata(seen: Counter[str], stage: str, least: int) -> list[str]:
+    """The strata that were met fewer than ``least`` times; route and remap have no values to change."""
+    wanted = [name for name in WANTED if name not in VALUES] if stage in ("moe.route", "moe.remap") else WANTED
+    return [name for name in wanted if seen[name] < least]

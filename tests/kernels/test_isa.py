@@ -106,6 +106,15 @@ def test_faults_are_judged_without_a_compiler() -> None:
     assert isa.faults([clean], dpas=frozenset({"k"})) == ["k: no dpas, which it promises"]
 
 
+def test_every_source_and_kernel_is_looked_for() -> None:
+    """What must have machine code is read from the sources, so a kernel cannot drop out of the table unseen."""
+    folder = data_path("sycl")
+    names = [name for source in folder.glob("*.cpp") for name in isa.expected(source)]
+    assert {"gemm_matrix_gpu", "layer_gpu", "quantize_rows_gpu", "route_prefix", "read_lines"} <= set(names)
+    assert set(isa.DECLARED) | isa.PROMISED_DPAS <= set(names)
+    assert len(names) == len(set(names)) == 26
+
+
 def test_no_ocloc_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither on the PATH nor named."""
     monkeypatch.delenv("OCLOC", raising=False)

@@ -9,14 +9,14 @@ _PACK = "replay.kernels.sycl.moe:pack_rows"
 def _kernel(id_: str, function: str, launches: int, summary: str, prepack: str | None = None) -> Kernel:
     return Kernel(
         id=f"sycl:{id_}", prepare=f"replay.kernels.sycl.moe:{function}", devices=("cpu", "xpu"), needs=NEEDS,
-        launches=launches, graph_safe=True, summary=summary, prepack=prepack,
+        launches=launches, summary=summary, prepack=prepack,
     )  # fmt: skip
 
 
 def _matrix(stage: str, function: str) -> Kernel:
     return Kernel(
         id=f"sycl:{stage}:matrix", prepare=f"replay.kernels.sycl.moe:{function}", devices=("xpu",),
-        prepack="replay.kernels.sycl.moe:pack_matrix", needs=(*NEEDS, "aspect:matrix"), launches=1, graph_safe=True,
+        prepack="replay.kernels.sycl.moe:pack_matrix", needs=(*NEEDS, "aspect:matrix"), launches=1,
         summary="the matrix engine (dpas), weights packed four along K",
     )  # fmt: skip
 
@@ -29,15 +29,15 @@ KERNELS = (
     _kernel("moe.remap:rows", "prepare_remap", 1, "a work-group a (token, slot) pair"),
     _kernel("moe.gemm1:rows", "prepare_gemm1_rows", 1, "items over rows; the expert by bisection", _PACK),
     _kernel("moe.gemm1:offsets", "prepare_gemm1_offsets", 1, "items over all experts; idle ones leave", _PACK),
-    _kernel("moe.gemm1:active_offsets", "prepare_gemm1_active", 2, "items over a list of active experts", _PACK),
-    _kernel("moe.gemm1:topk_direct", "prepare_gemm1_direct", 1, "items over pairs; the expert is the pair's id", _PACK),
+    _kernel("moe.gemm1:active_offsets", "prepare_gemm1_active_offsets", 2, "items over a list of active experts", _PACK),
+    _kernel("moe.gemm1:topk_direct", "prepare_gemm1_topk_direct", 1, "items over pairs; the expert is the pair's id", _PACK),
     _matrix("moe.gemm1", "prepare_gemm1_matrix"),
-    _kernel("moe.act_quant:fused", "prepare_act_quant_fused", 1, "activation and quantisation in one pass"),
+    _kernel("moe.act_quant:fused", "prepare_act_quant", 1, "activation and quantisation in one pass"),
     _kernel("moe.act_quant:two_step", "prepare_act_quant_two_step", 2, "activation into f32 scratch, then quantisation"),
     _kernel("moe.gemm2:rows", "prepare_gemm2_rows", 1, "items over rows; the expert by bisection", _PACK),
     _kernel("moe.gemm2:offsets", "prepare_gemm2_offsets", 1, "items over all experts; idle ones leave", _PACK),
-    _kernel("moe.gemm2:active_offsets", "prepare_gemm2_active", 2, "items over a list of active experts", _PACK),
-    _kernel("moe.gemm2:topk_direct", "prepare_gemm2_direct", 1, "items over pairs; the expert is the pair's id", _PACK),
+    _kernel("moe.gemm2:active_offsets", "prepare_gemm2_active_offsets", 2, "items over a list of active experts", _PACK),
+    _kernel("moe.gemm2:topk_direct", "prepare_gemm2_topk_direct", 1, "items over pairs; the expert is the pair's id", _PACK),
     _matrix("moe.gemm2", "prepare_gemm2_matrix"),
     _kernel("moe.combine:rows", "prepare_combine", 1, "a work-group a token and 512 columns"),
     _kernel("moe.shared:staged", "prepare_shared", 5, "one expert for all tokens, staged, and its gate", _PACK),

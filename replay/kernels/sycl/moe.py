@@ -247,13 +247,15 @@ class Steps:
         modes = self.mode(_ACTS, "act"), self.mode(_QUANTS, "quant"), self.mode(_EPILOGUES, "epilogue")
         return "w13", "w13_scale", "w2", "w2_scale", i32(self.g.hidden), i32(self.g.inter), *modes
 
-    def middle_staged(self, a: Any = "a", a_scale: Any = "a_scale", offsets: Any = "offsets", y: Any = "y") -> None:
-        """gemm1, act_quant, gemm2: three launches."""
+    def middle_staged(
+        self, a: Any = "a", a_scale: Any = "a_scale", offsets: Any = "offsets", y: Any = "y", gemm: str = "offsets"
+    ) -> None:
+        """gemm1, act_quant, gemm2: three launches, with a listing before each GEMM five."""
         gate_up = self.scratch(self.pairs, 2 * self.g.inter, dtype="bfloat16")
         h, h_scale = self.scratch(self.pairs, self.g.inter), self.scratch(self.pairs, dtype="float32")
-        self.gemm("offsets", True, a, a_scale, gate_up, offsets)
+        self.gemm(gemm, True, a, a_scale, gate_up, offsets)
         self.act_quant(gate_up, h, h_scale, offsets)
-        self.gemm("offsets", False, h, h_scale, y, offsets)
+        self.gemm(gemm, False, h, h_scale, y, offsets)
 
     def middle_layerlet(self) -> None:
         """The same in one launch."""
@@ -367,22 +369,16 @@ def _gemm(variant: str, first: bool) -> Callable[[Steps], None]:
     return lambda steps: steps.gemm(variant, first, *names)
 
 
-prepare_quantize = _prepare(Steps.quantize)
-prepare_route_fused = _prepare(Steps.route_fused)
-prepare_route_zero_remap = _prepare(Steps.route_zero_remap)
-prepare_route_prefix = _prepare(Steps.route_prefix)
-prepare_remap = _prepare(Steps.remap)
-prepare_gemm1_rows, prepare_gemm2_rows = _prepare(_gemm("rows", True)), _prepare(_gemm("rows", False))
-prepare_gemm1_offsets, prepare_gemm2_offsets = _prepare(_gemm("offsets", True)), _prepare(_gemm("offsets", False))
-prepare_gemm1_active, prepare_gemm2_active = _prepare(_gemm("active_offsets", True)), _prepare(_gemm("active_offsets", False))
-prepare_gemm1_direct, prepare_gemm2_direct = _prepare(_gemm("topk_direct", True)), _prepare(_gemm("topk_direct", False))
-prepare_gemm1_matrix, prepare_gemm2_matrix = _prepare(lambda s: s.gemm_matrix(True)), _prepare(lambda s: s.gemm_matrix(False))
-prepare_act_quant_fused = _prepare(Steps.act_quant)
-prepare_act_quant_two_step = _prepare(Steps.act_quant_two_step)
-prepare_combine = _prepare(Steps.combine)
-prepare_middle_staged = _prepare(Steps.middle_staged)
-prepare_middle_layerlet = _prepare(Steps.middle_layerlet)
-prepare_layer_staged = _prepare(Steps.layer_staged)
-prepare_layer_fused_prologue_offsets = _prepare(Steps.layer_fused_prologue_offsets)
-prepare_layer_full_layerlet = _prepare(Steps.layer_full_layerlet)
-prepare_shared = _prepare(Steps.shared)
+def _gemms() -> dict[str, Callable[[Steps], None]]:
+    """``gemm1_rows`` … ``gemm2_topk_direct``: both GEMMs in each variant."""
+    found = {f"gemm{n}_{v}": _gemm(v, n == 1) for n in (1, 2) for v in ("rows", "offsets", "active_offsets", "topk_direct")}
+    return found | {"gemm1_matrix": lambda s: s.gemm_matrix(True), "gemm2_matrix": lambda s: s.gemm_matrix(False)}
+
+
+def __getattr__(name: str) -> Callable[[Problem, "Weights"], "Run"]:
+    """``prepare_STEP`` for every step, so that a variant is one method of Steps and one line of registration."""
+    step = name.removeprefix("prepare_")
+    found = _gemms().get(step) or getattr(Steps, step, None)
+    if step == name or found is None:
+        raise AttributeError(name)
+    return _prepare(found)
