@@ -283,12 +283,17 @@ class Steps:
         self.combine(y, permuted, self._routed())
         self._shared()
 
-    def layer_fused_prologue_offsets(self) -> None:
-        """Quantise, route and remap in one launch, then the staged middle and the combine: five."""
+    def _prologue(self) -> tuple[Any, ...]:
+        """Quantise, route and remap in one launch; what comes of it, and room for y."""
         a, a_scale, offsets, permuted, y = self._layer_scratch()
         count = self.scratch(self.g.experts, dtype="int32")
         sizes = i32(self.p.rows), i32(self.g.top_k), i32(self.g.hidden), i32(self.g.experts), self.mode(_QUANTS, "quant")
         self._rows("moe_layerlet", "prologue", 1, "x", "topk_ids", a, a_scale, offsets, permuted, count, *sizes)
+        return a, a_scale, offsets, permuted, y
+
+    def layer_fused_prologue_offsets(self) -> None:
+        """Quantise, route and remap in one launch, then the staged middle and the combine: five."""
+        a, a_scale, offsets, permuted, y = self._prologue()
         self.middle_staged(a, a_scale, offsets, y)
         self.combine(y, permuted, self._routed())
         self._shared()
