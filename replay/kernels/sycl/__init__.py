@@ -47,5 +47,6 @@ KERNELS = (
     _kernel(
         "moe.layer:fused_prologue_offsets", "prepare_layer_fused_prologue_offsets", 5, "one-launch prologue, staged middle", _PACK
     ),
+    _kernel("moe.layer:active_offsets", "prepare_layer_active_offsets", 7, "one-launch prologue, active experts only", _PACK),
     _kernel("moe.layer:full_layerlet", "prepare_layer_full_layerlet", 2, "all up to the combine in one launch", _PACK),
 )

@@ -298,6 +298,13 @@ class Steps:
         self.combine(y, permuted, self._routed())
         self._shared()
 
+    def layer_active_offsets(self) -> None:
+        """The fused prologue, then GEMMs over the active experts alone, and the combine: seven."""
+        a, a_scale, offsets, permuted, y = self._prologue()
+        self.middle_staged(a, a_scale, offsets, y, gemm="active_offsets")
+        self.combine(y, permuted, self._routed())
+        self._shared()
+
     def layer_full_layerlet(self) -> None:
         """Everything up to the combine in one launch, and the combine: two."""
         rows = self.pairs * (_ROWS_TOGETHER if self.kind == "cpu" else 1)
