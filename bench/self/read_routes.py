@@ -17,7 +17,8 @@ import numpy as np
 import zstandard
 
 from replay.captures.generate import RouterModel, draw_layer
-from replay.captures.routes import V1Record, read_batches
+from replay.captures.records import V1Record
+from replay.captures.routes import read_batches
 
 
 def lab_line(ids: list[int], experts: int) -> bytes:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from replay.captures.manifest import MANIFEST, FileEntry, Manifest
-from replay.captures.routes import V1Record
+from replay.captures.records import V1Record
 from replay.model import Geometry
 
 

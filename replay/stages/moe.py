@@ -13,10 +13,11 @@ from numpy.typing import NDArray
 from replay.errors import InputError
 from replay.model import DTYPE_BYTES, Case, Geometry, Problem, Spec, Work
 from replay.oracle import moe as oracle
-from replay.oracle.arith import I32, bf16_to_f32
+from replay.oracle.arith import bf16_to_f32
 from replay.oracle.moe import ExpertRows
 from replay.oracle.quant import quantize
 from replay.stages.moe_chain import ACT, EPILOGUE, QUANT, Chain, chain_of
+from replay.stages.moe_tensors import TENSORS, expert_map, expert_parallel, group_of, present, sizes_of, spec_of
 from replay.stages.stage import Outputs, Stage, Tensors
 
 FMA = ("off", "chain")
@@ -26,99 +27,18 @@ EXPERT_MAP = ("off", r"ep[1-9]\d*:\d+")
 
 # ---------------------------------------------------------------- tensors
 
-# name: (dtype, shape in symbols); one table, since a tensor means the same in every stage that has it
-_TENSORS: dict[str, tuple[str, str]] = {
-    "x": ("bf16", "T H"),
-    "topk_ids": ("i32", "T k"),
-    "topk_weights": ("f32", "T k"),
-    "rows_per_expert": ("i32", "E"),
-    "offsets": ("i64", "E+1"),
-    "unpermuted_to_permuted": ("i32", "T k"),
-    "q": ("i8", "T H"),
-    "q_scale": ("f32", "T"),
-    "a": ("i8", "R H"),
-    "a_scale": ("f32", "R"),
-    "gate_up": ("bf16", "R 2I"),
-    "h": ("i8", "R I"),
-    "h_scale": ("f32", "R"),
-    "y": ("bf16", "R H"),
-    "out": ("bf16", "T H"),
-    "w13": ("i8", "E H 2I"),
-    "w13_scale": ("f32", "E 2I"),
-    "w13_bias": ("f32", "E 2I"),
-    "w2": ("i8", "E I H"),
-    "w2_scale": ("f32", "E H"),
-    "w2_bias": ("f32", "E H"),
-    "expert_map": ("i32", "G"),
-    "routed": ("bf16", "T H"),
-    "shared_gate": ("bf16", "H"),
-    "shared_w13": ("i8", "1 H 2I"),
-    "shared_w13_scale": ("f32", "1 2I"),
-    "shared_w2": ("i8", "1 I H"),
-    "shared_w2_scale": ("f32", "1 H"),
-}
-
-
-def _sizes(problem: Problem) -> dict[str, int]:
-    g, t = problem.geometry, problem.rows
-    local = g.experts // _ep(problem)[0]
-    return {"T": t, "k": g.top_k, "R": t * g.top_k, "H": g.hidden, "I": g.inter, "2I": 2 * g.inter, "1": 1,
-            "G": g.experts, "E": local, "E+1": local + 1}  # fmt: skip
-
-
-def _ep(problem: Problem) -> tuple[int, int]:
-    """(expert-parallel ranks, this rank); mode expert_map=ep4:1 is rank 1 of 4, each with its run of experts."""
-    value = dict(problem.modes).get("expert_map", "off")
-    if value == "off":
-        return 1, 0
-    size, _, rank = value[2:].partition(":")
-    return int(size), int(rank)
-
-
-def expert_map(problem: Problem) -> I32 | None:
-    """int32 [experts]: the local id of each expert, −1 for another rank's; None without expert parallelism."""
-    size, rank = _ep(problem)
-    if size == 1:
-        return None
-    local = problem.geometry.experts // size
-    ids = np.arange(problem.geometry.experts) - rank * local
-    return np.where((ids >= 0) & (ids < local), ids, -1).astype(np.int32)
-
-
-def _spec(problem: Problem, name: str, role: Any) -> Spec:
-    dtype, symbols = _TENSORS[name]
-    sizes = _sizes(problem)
-    shape = tuple(sizes[symbol] for symbol in symbols.split())
-    if name == "q_scale" and (group := _group(problem)):
-        shape = (problem.rows, problem.geometry.hidden // group)
-    return Spec(name, role, shape, dtype)
-
-
-def _group(problem: Problem) -> int:
-    value = dict(problem.modes).get("quant", "")
-    return int(value.partition(":")[2]) if value.startswith("group_trunc:") else 0
-
 
 def _specs(ins: str, weights: str, outs: str) -> Any:
     def specs(problem: Problem) -> tuple[Spec, ...]:
         modes = dict(problem.modes)
-        w = [n for n in weights.split() if _present(n, modes)]
+        w = [n for n in weights.split() if present(n, modes)]
         return (
-            *(_spec(problem, n, "in") for n in ins.split() if _present(n, modes)),
-            *(_spec(problem, n, "weight") for n in w),
-            *(_spec(problem, n, "out") for n in outs.split()),
+            *(spec_of(problem, n, "in") for n in ins.split() if present(n, modes)),
+            *(spec_of(problem, n, "weight") for n in w),
+            *(spec_of(problem, n, "out") for n in outs.split()),
         )
 
     return specs
-
-
-def _present(name: str, modes: Mapping[str, str]) -> bool:
-    """Some tensors exist under one mode only."""
-    if name.endswith("_bias"):
-        return modes.get("bias") == "on"
-    if name == "expert_map":
-        return modes.get("expert_map", "off") != "off" and not modes["expert_map"].startswith("ep1:")
-    return not name.startswith("shared_") or modes.get("shared", "on") == "on"
 
 
 def _draw(names: Mapping[str, Any]) -> Any:
@@ -127,7 +47,7 @@ def _draw(names: Mapping[str, Any]) -> Any:
     def inputs(case: Case) -> Tensors:
         chain = chain_of(case)
         modes = dict(case.problem.modes)
-        drawn: Tensors = {n: read(chain) for n, read in names.items() if _present(n, modes)}
+        drawn: Tensors = {n: read(chain) for n, read in names.items() if present(n, modes)}
         if (mapped := expert_map(case.problem)) is not None:
             drawn["expert_map"] = mapped
         return drawn
@@ -165,10 +85,10 @@ def _weights(*names: str) -> dict[str, Any]:
 
 def _bytes(problem: Problem, names: str, rows: int) -> int:
     """Bytes of the named tensors, with R taken as the valid rows."""
-    sizes = _sizes(problem) | {"R": rows}
+    sizes = sizes_of(problem) | {"R": rows}
     total = 0
     for name in names.split():
-        dtype, symbols = _TENSORS[name]
+        dtype, symbols = TENSORS[name]
         total += DTYPE_BYTES[dtype] * int(np.prod([sizes[s] for s in symbols.split()]))
     return total
 
@@ -204,7 +124,7 @@ def _ops2(g: Geometry) -> int:
 def _label(case: Case, output: str, row: int) -> str:
     """``token 0, slot 5, expert 161`` for a permuted row; token and experts for a token row; the expert for a count."""
     ids = np.array(case.routes.topk_ids)[:, :: -1 if case.second else 1]
-    symbols = _TENSORS[output][1].split()
+    symbols = TENSORS[output][1].split()
     if symbols[0] == "R":
         _, _, permuted = oracle.route(ids.astype(np.int32), case.problem.geometry.experts)
         found = np.argwhere(permuted == row)
@@ -229,7 +149,7 @@ def _canonical_route(problem: Problem, inputs: Tensors, outputs: Outputs) -> Out
     ids = np.asarray(inputs["topk_ids"])
     mapped = expert_map(problem)
     local = ids if mapped is None else np.where(ids >= 0, mapped[ids], -1)
-    _, offsets, canonical = oracle.route(local, _sizes(problem)["E"])
+    _, offsets, canonical = oracle.route(local, sizes_of(problem)["E"])
     got = outputs["unpermuted_to_permuted"]
     here = local >= 0
     rows, experts = got[here], local[here]
@@ -276,7 +196,7 @@ def _route(p: Problem, t: Any) -> Outputs:
     return dict(
         zip(
             ("rows_per_expert", "offsets", "unpermuted_to_permuted"),
-            oracle.route(t["topk_ids"], _sizes(p)["E"], t.get("expert_map")),
+            oracle.route(t["topk_ids"], sizes_of(p)["E"], t.get("expert_map")),
             strict=True,
         )
     )
@@ -334,7 +254,7 @@ def _shared(p: Problem, t: Any) -> Outputs:
 
 
 def _check_map(problem: Problem) -> None:
-    size, rank = _ep(problem)
+    size, rank = expert_parallel(problem)
     experts = problem.geometry.experts
     if experts % size or rank >= size:
         raise InputError(
@@ -343,7 +263,7 @@ def _check_map(problem: Problem) -> None:
 
 
 def _check_group(problem: Problem) -> None:
-    group = _group(problem)
+    group = group_of(problem)
     if group and problem.geometry.hidden % group:
         raise InputError("--mode", "quant of moe.quantize", f"a group that divides hidden {problem.geometry.hidden}", str(group))
 
