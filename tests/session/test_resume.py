@@ -16,7 +16,7 @@ from tests.conftest import Cli
 
 RUN = (
     "run", "--capture", "qwen36-generated", "--route-layer-regex", r"layers\.9\.", "--max-cases", "2", "--stage", "moe.route",
-    "--stage", "moe.remap", "--stage", "moe.combine", "--blocks", "5", "--repeats", "2", "--quick",
+    "--stage", "moe.remap", "--stage", "moe.combine", "--kernel", "eager:*", "--blocks", "5", "--repeats", "2", "--quick",
 )  # fmt: skip
 TIMED = {"journal_sha256", "ceilings", "drift", "us", "floor", "floor_us", "floor_term", "times_floor", "ratio", "mde", "argv"}
 TIMED |= {"timing", "comparison", "verdict"}
