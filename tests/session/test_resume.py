@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -55,15 +56,20 @@ def test_killed_at_twenty_moments(cli: Cli, tmp_path: Path) -> None:
     whole = document(tmp_path / "whole")
     assert len({r["case"] for r in whole["rows"]}) == 6
     moments = random.Random(20)
-    for trial in range(20):
-        folder = tmp_path / f"killed{trial}"
+    delays = [length * (trial + moments.random()) / 20 for trial in range(20)]
+
+    def trial(number: int) -> None:
+        folder = tmp_path / f"killed{number}"
         process = begun(folder)
-        time.sleep(length * (trial + moments.random()) / 20)
+        time.sleep(delays[number])
         process.send_signal(signal.SIGKILL)
         process.wait()
         done = cli("run", "--resume", folder)
         assert done.returncode == 0, done.stderr
         assert document(folder) == whole
+
+    with ThreadPoolExecutor(max_workers=2) as pool:  # two at a time: most of a trial is waiting for imports
+        assert len(list(pool.map(trial, range(20)))) == 20
 
 
 def test_a_finished_run_resumes_to_itself(cli: Cli, tmp_path: Path) -> None:
