@@ -24,6 +24,7 @@ from replay.captures.records import BAD_JSON, F32_MAX, LabRecord, Told, V1Record
 from replay.errors import InputError
 
 BLOCK_BYTES = 1 << 15  # a block's Python objects then stay in a core's cache; larger ones read at half the speed
+COMPRESSED_BYTES = 1 << 10  # what one read of a frame may expand to is a multiple of this
 MAX_LINE_BYTES = 64 << 20  # a 2048-token prefill call with 1024 counts is under 1 MiB; beyond this it is no route file
 
 
@@ -109,7 +110,7 @@ class _Frames:
         import zstandard
 
         while len(self.ready) < size:
-            data = self.raw.read(BLOCK_BYTES)
+            data = self.raw.read(COMPRESSED_BYTES)
             if not data:
                 if self.frame is not None:
                     raise InputError(str(self.path), "file", "a whole zstd stream", "one that is cut short")
