@@ -40,7 +40,6 @@ class LayerSummary:
     counts: NDArray[np.int64]
     records: int = 0
     tokens: int = 0
-    without_ids: int = 0
     repeats: int = 0
     shared: int = 0
     neighbours: int = 0
@@ -84,7 +83,6 @@ def summarise(capture: Capture) -> dict[tuple[str, str, str], LayerSummary]:
             layer = found.setdefault(key, LayerSummary(np.zeros(batch.num_experts, np.int64)))
             layer.records += 1
             if batch.topk_ids is None:
-                layer.without_ids += 1
                 continue
             ids = batch.topk_ids[i]
             layer.counts += np.bincount(ids[ids >= 0], minlength=len(layer.counts))
