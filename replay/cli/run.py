@@ -87,9 +87,9 @@ def _list(load: tuple[str, ...]) -> None:
     from replay.session.plan import check_stages
     from replay.stages import STAGES
 
-    click.echo(f"presets: {', '.join(PRESETS)}")
     kernels = registered(load).values()
     check_stages(kernels)
+    click.echo(f"presets: {', '.join(PRESETS)}")
     for stage in STAGES.values():
         modes = "; ".join(f"{n}={'|'.join(v)}" for n, v in stage.modes.items())
         click.echo(f"{stage.name}  {modes}".rstrip())
