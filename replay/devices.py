@@ -5,6 +5,7 @@ CPU device and on ``xpu`` on the stream torch uses, so one table can hold eager 
 """
 
 import platform
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     import torch
 
 KINDS = ("cpu", "xpu", "cuda")
+UNKNOWN = "unknown"
 
 
 def parse(name: str) -> str:
@@ -65,6 +67,50 @@ class Device:
         if self.kind == "cpu":
             return cpu_model()
         return str(self.module.get_device_name(self.name))
+
+    def facts(self) -> dict[str, Any]:
+        """What the identity keeps of the device: name, kind, driver, runtime, memory in bytes; unknown is ``unknown``."""
+        import torch
+
+        if self.kind == "cpu":
+            return cpu_facts()
+        properties = self.module.get_device_properties(self.name)
+        runtime = {"xpu": getattr(torch.version, "xpu", None), "cuda": torch.version.cuda}[self.kind]
+        return {
+            "name": self.description(),
+            "kind": self.kind,
+            "driver": str(getattr(properties, "driver_version", None) or _nvidia_driver() or UNKNOWN),
+            "runtime": str(runtime or UNKNOWN),
+            "memory_bytes": int(getattr(properties, "total_memory", 0)) or UNKNOWN,
+        }
+
+
+def cpu_facts() -> dict[str, Any]:
+    """The CPU as a device: its driver is the OpenCL runtime that SYCL kernels run through, where there is one."""
+    import psutil
+
+    def dist(name: str) -> str:
+        try:
+            return f"{name} {version(name)}"
+        except PackageNotFoundError:
+            return "none"
+
+    return {
+        "name": cpu_model(),
+        "kind": "cpu",
+        "driver": dist("intel-opencl-rt"),
+        "runtime": dist("intel-sycl-rt"),
+        "memory_bytes": int(psutil.virtual_memory().total),
+    }
+
+
+def _nvidia_driver() -> str | None:
+    """The NVIDIA kernel driver's version, as the driver itself says it."""
+    try:
+        first = Path("/proc/driver/nvidia/version").read_text().splitlines()[0]
+    except OSError:
+        return None
+    return next((word for word in first.split() if word[0].isdigit()), None)
 
 
 def cpu_model() -> str:

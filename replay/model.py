@@ -274,8 +274,15 @@ class Ceilings(Value, frozen=True):
     best_of: dict[str, str]
 
 
+# Behind a baseline's id: the arm that is a second copy of it, the null arm of a comparison.
+NULL = "#null"
+
+
 class Sample(Value, frozen=True):
-    """One timed span: ``calls`` calls of one arm. ``at_ns`` orders samples within their process."""
+    """One timed span: ``calls`` calls of one arm, a kernel's id or the baseline's with NULL behind it.
+
+    ``at_ns`` orders samples within their process.
+    """
 
     block: int
     arm: str
@@ -294,12 +301,26 @@ class Timing(Value, frozen=True):
     processes: int
 
 
+class Effect(Value, frozen=True):
+    """log(arm / baseline) as a share: −0.5 is half the time; ``ratio`` with its 95 % and ``ratio90`` its 90 % interval.
+
+    ``mde`` is the minimum detectable effect, a share found with power 0.9. ``needed`` counts the processes that would
+    decide (None where one process tells no spread, or no number up to a thousand would).
+    """
+
+    ratio: Interval
+    ratio90: Interval
+    mde: float
+    processes: int
+    needed: int | None = None
+
+
 class Comparison(Value, frozen=True):
-    """log(kernel / baseline) as a share: −0.5 is half the time. ``mde`` is the minimum detectable effect, a share."""
+    """A kernel against its baseline, and the baseline against a second copy of itself over the whole claim."""
 
     baseline: str
-    ratio: Interval
-    mde: float
+    effect: Effect
+    null: Effect | None
 
 
 class Verdict(Value, frozen=True):
@@ -308,6 +329,7 @@ class Verdict(Value, frozen=True):
     label: Literal["BASELINE", "FASTER", "SLOWER", "SAME", "INCONCLUSIVE", "INVALID"]
     quick: bool
     reasons: tuple[str, ...] = ()
+    processes_needed: int | None = None
 
 
 # ---------------------------------------------------------------- what came of it

@@ -25,7 +25,7 @@ ALLOWED = {
     "kernels": {"errors", "model", "data", "cache", "devices"},
     "timing": {"model", "devices", "exactness"},
     "verdict": {"model", "timing"},
-    "identity": {"captures", "data", "devices", "model"},
+    "identity": {"cache", "captures", "data", "devices", "model"},
     "session": {
         "cache",
         "errors",
@@ -39,6 +39,7 @@ ALLOWED = {
         "timing",
         "identity",
         "data",
+        "verdict",
     },
     "results": {"model", "session", "timing", "verdict"},
     "cli": {"errors", "model"},

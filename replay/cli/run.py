@@ -54,7 +54,8 @@ def _windows(text: str) -> tuple[int, ...]:
     "--margin", type=click.FloatRange(0, 50), default=1.0, show_default=True, help="Percent within which times are the same."
 )
 @click.option("--repeats", type=click.IntRange(2, 1000), default=4, show_default=True, help="Calls judged a case.")
-@click.option("--quick", is_flag=True, help="One process; so far every run is one.")
+@click.option("--processes", type=click.IntRange(1, 100), help="Fresh processes to time in; 5 or more for a promotion. [1]")
+@click.option("--quick", is_flag=True, help="One process: a look, which cannot promote.")
 @click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=7, show_default=True, help="Seed of everything drawn.")
 @click.option("--require", help="exact, faster, or floor:X; exit 3 or 4 where it is not met.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Run folder. [runs/TIME-ID]")
@@ -99,21 +100,21 @@ def _list(load: tuple[str, ...]) -> None:
 
 
 def _begin(options: dict[str, Any]) -> int:
-    from replay.session import workers
     from replay.session.folder import begin
     from replay.session.plan import Asked, make_plan
 
     if not options["margin"] >= 0:
         raise InputError("--margin", "value", "a percentage from 0 to 50", str(options["margin"]))
+    if options["quick"] and options["processes"] not in (None, 1):
+        raise InputError("--quick", "processes", "one", str(options["processes"]))
     asked = Asked(
         **{k: options[k] for k in ("capture", "route_layer_regex", "route_stage_regex", "route_start_indices")},
         **{k: options[k] for k in ("route_min_num_tokens", "route_max_num_tokens", "max_cases", "stages", "kernels")},
         **{k: options[k] for k in ("case_ids", "load", "baseline", "device", "model", "tp", "cache", "blocks", "repeats")},
-        route_windows=_windows(options["route_window_size"]), modes=_modes(options["modes"]),
+        route_windows=_windows(options["route_window_size"]), processes=options["processes"] or 1, modes=_modes(options["modes"]),
         margin=options["margin"] / 100, seed=options["seed"], require=_require(options["require"]),
     )  # fmt: skip
     plan = make_plan(asked)
-    workers.probe(plan.device)
     folder, records, journal = begin(plan, options["output"], sys.argv[1:])
     return _run(folder, records, journal)
 
@@ -173,12 +174,12 @@ def exit_code(plan: Any, result: Any) -> int:
     if plan.require in (None, "exact"):
         return 0 if result.rows and any(isinstance(r.outcome, Exact) for r in result.rows) else 3
     if plan.require == "faster":
-        lines = [g for g in result.groups if g.verdict not in (None, "BASELINE")]
-        if not lines or any(g.verdict in ("INVALID", "INCONCLUSIVE") for g in lines):
+        labels = [g.verdict.label for g in result.groups if g.verdict and g.verdict.label != "BASELINE"]
+        if not labels or "INVALID" in labels or "INCONCLUSIVE" in labels:
             return 3
-        return 0 if all(g.verdict == "FASTER" for g in lines) else 4
+        return 0 if set(labels) == {"FASTER"} else 4
     timed = [g for g in result.groups if g.times_floor is not None]
-    if not timed or any(g.verdict == "INVALID" for g in timed):
+    if not timed or any(g.verdict and g.verdict.label == "INVALID" for g in timed):
         return 3
     limit = float(plan.require.partition(":")[2])
     return 0 if all(g.times_floor <= limit for g in timed) else 4

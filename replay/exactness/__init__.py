@@ -1,5 +1,5 @@
 """Is it exact? Pure: arrays in, a finding out; no device, no file."""
 
-from replay.exactness.compare import Got, Mismatch, compare, same_bits
+from replay.exactness.compare import Got, Mismatch, compare, digest, padded, same_bits
 
-__all__ = ["Got", "Mismatch", "compare", "same_bits"]
+__all__ = ["Got", "Mismatch", "compare", "digest", "padded", "same_bits"]

@@ -33,7 +33,7 @@ def _ratio(i: Interval) -> str:
 
 def cells(group: Group, quick: bool) -> list[str]:
     """One line of the table."""
-    verdict = group.verdict or ""
+    verdict: str = group.verdict.label if group.verdict else ""
     if verdict and verdict != "BASELINE" and quick:
         verdict += " (QUICK)"
     return [
@@ -41,14 +41,14 @@ def cells(group: Group, quick: bool) -> list[str]:
         group.exact,
         _interval(group.us) if group.us else "–",
         _number(group.times_floor) if group.times_floor else "–",
-        _ratio(group.ratio) if group.ratio else "–",
+        _ratio(group.comparison.effect.ratio) if group.comparison else "–",
         ": ".join(part for part in (verdict, group.detail) if part),
     ]
 
 
 def _title(first: Group, lines: Sequence[Group], result: Result) -> str:
     tokens = f"{first.tokens} token" + ("s" if first.tokens > 1 else "")
-    base = next((g.kernel for g in lines if g.verdict == "BASELINE"), None)
+    base = next((g.kernel for g in lines if g.verdict and g.verdict.label == "BASELINE"), None)
     parts = [first.stage, first.geometry.replace(":", " ", 1), f"{first.capture} {first.layers}", tokens, f"{first.cases} cases"]
     if first.modes:
         parts.append(first.modes)
@@ -60,9 +60,12 @@ def _floor_line(lines: Sequence[Group]) -> str:
     first = lines[0]
     if first.floor_us is None:
         return "no floor: nothing was timed"
-    effects = [g.mde for g in lines if g.mde is not None]
-    effect = f" minimum detectable effect {max(effects):.1%}." if effects else ""
-    return f"floor {_number(first.floor_us)} µs = {first.floor_term}.{effect}".replace("%", " %")
+    compared = [g.comparison for g in lines if g.comparison]
+    text = f"floor {_number(first.floor_us)} µs = {first.floor_term}."
+    if compared:
+        text += f" minimum detectable effect {max(c.effect.mde for c in compared):.1%}.".replace("%", " %")
+    null = next((c.null for c in compared if c.null), None)
+    return text + (f" null arm {_ratio(null.ratio)}." if null else "")
 
 
 def text(result: Result, where: str, *, markdown: bool = False) -> str:
@@ -87,6 +90,10 @@ def _tail(result: Result, where: str) -> list[str]:
         tail.append(_ceilings(result.ceilings))
     if result.drift:
         tail.append(f"ceilings moved between before and after ({', '.join(result.drift)}): comparisons are INCONCLUSIVE.")
+    if result.replaced:
+        tail.append(
+            f"{len(result.replaced)} of {result.processes + len(result.replaced)} processes replaced: their ceilings moved."
+        )
     tail.append(f"routes {result.origin}; drawn from seeds: {', '.join(result.drawn)}.")
     missing = {g.kernel: g.detail for g in result.groups if g.exact == "UNAVAILABLE"}
     if missing:
@@ -94,7 +101,8 @@ def _tail(result: Result, where: str) -> list[str]:
     if not result.finished:
         tail.append(f"unfinished: `b70-replay run --resume {where}` goes on.")
     if result.quick:
-        tail.append("QUICK: one process. A look, not a verdict to promote on.")
+        many = "1 process" if result.processes == 1 else f"{result.processes} processes"
+        tail.append(f"QUICK: {many}. A look, not a verdict to promote on; `--processes 5` and 30 blocks or more can be.")
     return [*tail, f"wrote {where}/result.json"]
 
 

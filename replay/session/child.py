@@ -8,13 +8,17 @@ import contextlib
 import ctypes
 import os
 import signal
+import sys
+import sysconfig
 import traceback
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
+import replay
 from replay.devices import Device
 from replay.errors import EnvironmentRefused
 from replay.exactness import Got
@@ -25,6 +29,13 @@ from replay.session.buffers import POISON_BYTES, checksum
 from replay.stages import STAGES
 from replay.stages.stage import Tensors
 from replay.timing import spans
+
+
+@dataclass(frozen=True)
+class Found:
+    """A device is there; the facts of it that an identity keeps."""
+
+    facts: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -66,7 +77,7 @@ class Ceiled:
 @dataclass(frozen=True)
 class Sampled:
     """All samples of one case; outputs snatched from timed calls and, at the same addresses, on the second case's
-    bytes (kernel → outputs); and what arms wrote that they must not."""
+    bytes (arm → outputs); and what arms wrote that they must not."""
 
     index: int
     samples: tuple[Sample, ...]
@@ -77,10 +88,12 @@ class Sampled:
 
 @dataclass(frozen=True)
 class Done:
-    """The child has nothing left to do."""
+    """The child has nothing left to do; ``files`` are those it had loaded by then, as ``loaded_files`` lists them."""
+
+    files: tuple[str, ...] = ()
 
 
-Message = Started | Ran | Raised | Ceiled | Sampled | Done
+Message = Found | Started | Ran | Raised | Ceiled | Sampled | Done
 
 _PR_SET_PDEATHSIG = 1
 
@@ -97,6 +110,20 @@ def raised(index: int, error: BaseException) -> Raised:
 
 def _printable(text: str) -> str:
     return text.encode("utf-8", "replace").decode()
+
+
+def loaded_files() -> tuple[str, ...]:
+    """Native libraries mapped into this process, device binaries its SYCL runtime was given, and Python modules that
+    are neither this package's, the standard library's nor an installed distribution's. A library that was replaced on
+    disk since it was mapped ends in ``(deleted)``, as the kernel says it."""
+    with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
+        mapped = {fields[5] for line in maps if len(fields := line.rstrip("\n").split(maxsplit=5)) == 6}
+    libraries = {path for path in mapped if path.startswith("/") and ".so" in Path(path).name}
+    runtime = sys.modules.get("replay.kernels.sycl.runtime")
+    binaries = {str(path) for path in runtime.binaries} if runtime else set()
+    known = (*(sysconfig.get_path(p) for p in ("stdlib", "purelib", "platlib")), str(Path(replay.__file__).parent))
+    modules = {str(m.__file__) for m in list(sys.modules.values()) if getattr(m, "__file__", None)}
+    return tuple(sorted(libraries | binaries | {m for m in modules if not m.startswith(known)}))
 
 
 def _begin(load: tuple[str, ...]) -> None:
@@ -117,10 +144,10 @@ def _log_to(log: str) -> None:
 
 
 def probe_main(pipe: Connection, device_name: str, log: str) -> None:
-    """Say whether a device is there."""
+    """Say whether a device is there, and what it is."""
     _log_to(log)
     try:
-        Device(device_name)
+        pipe.send(Found(Device(device_name).facts()))
     except EnvironmentRefused as error:
         pipe.send(Raised(0, str(error), ""))
     pipe.send(Done())
@@ -146,7 +173,7 @@ def judge_main(
                 pipe.send(_run_case(arms, kernel, case, index, repeats))
             except BaseException as error:  # the boundary to user code: whatever it raises is this case's outcome
                 pipe.send(raised(index, error))
-        pipe.send(Done())
+        pipe.send(Done(loaded_files()))
 
 
 def _run_case(arms: Arms, kernel: Kernel, case: Case, index: int, repeats: int) -> Ran:
@@ -182,13 +209,13 @@ def judged_calls(arms: Arms, kernel: Kernel, case: Case, index: int, calls: list
 def time_main(
     pipe: Connection,
     at_arm: Any,
-    jobs: tuple[tuple[Case, tuple[Kernel, ...]], ...],
+    jobs: tuple[tuple[Case, tuple[tuple[str, Kernel], ...]], ...],
     device_name: str,
     options: spans.Options,
     load: tuple[str, ...],
     log: str,
 ) -> None:
-    """Time the green kernels of each case in blocks. ``at_arm`` is shared: the index of the arm being called."""
+    """Time the arms (name, kernel) of each case in blocks. ``at_arm`` is shared: the index of the arm being called."""
     _log_to(log)
     with contextlib.suppress(BrokenPipeError):
         _begin(load)
@@ -196,14 +223,14 @@ def time_main(
         arms = Arms(device)
         ceilings = spans.Ceiling(device)
         pipe.send(Ceiled("before", ceilings.measure()))
-        for index, (case, kernels) in enumerate(jobs):
+        for index, (case, named) in enumerate(jobs):
             pipe.send(Started(index))
             inputs = arms.begin(case)
             ring = Ring(arms, case, inputs, options.cache)
             runs = {}
-            for number, kernel in enumerate(kernels):
+            for number, (arm, kernel) in enumerate(named):
                 at_arm.value = number
-                runs[kernel.id] = ring.runs(kernel)
+                runs[arm] = ring.runs(kernel)
             flags = () if ring.cold or options.cache == "warm" or ring.slots is None else ("not_cold",)
             timer = spans.Timer(device, ring, runs, options, flags, at_arm)
             samples, outputs = timer.blocks(str(case.id))
@@ -211,4 +238,4 @@ def time_main(
             at_arm.value = -1
             pipe.send(Sampled(index, samples, outputs, second, timer.trespasses))
         pipe.send(Ceiled("after", ceilings.measure()))
-        pipe.send(Done())
+        pipe.send(Done(loaded_files()))

@@ -12,11 +12,18 @@ from filelock import FileLock, Timeout
 from replay import identity
 from replay.errors import EnvironmentRefused, InputError
 from replay.session import journal as j
+from replay.session.workers import probe
+
+
+def identity_now(plan: j.Plan, capture_sha256: str, argv: Sequence[str] = ()) -> identity.Identity:
+    """The identity that a run of this plan would have now, on its device."""
+    facts = probe(plan.device)
+    return identity.collect(argv=argv, kernels=plan.kernels, seed=plan.seed, capture_sha256=capture_sha256, device=facts)
 
 
 def begin(plan: j.Plan, output: Path | None, argv: Sequence[str]) -> tuple[Path, list[j.Record], j.Journal]:
     """Make the folder and write the journal's first record. InputError for a folder that is in use."""
-    found = identity.collect(argv=argv, kernels=plan.kernels, seed=plan.seed, capture_sha256=plan.capture_sha256)
+    found = identity_now(plan, plan.capture_sha256, argv)
     folder = output or Path("runs") / f"{time.strftime('%m%d-%H%M%S')}-{secrets.token_hex(2)}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -38,8 +45,7 @@ def go_on(folder: Path) -> tuple[list[j.Record], j.Journal]:
     records, journal = j.resume(folder / j.NAME)
     first = records[0]
     assert isinstance(first, j.Begun)  # resume has checked it
-    now = identity.collect(argv=(), kernels=first.plan.kernels, seed=first.plan.seed, capture_sha256=_capture_now(first.plan))
-    if found := identity.differences(first.identity, now):
+    if found := identity.differences(first.identity, identity_now(first.plan, capture_now(first.plan))):
         journal.stream.close()
         raise EnvironmentRefused(f"{folder}: --resume: the identity changed: {'; '.join(found)}")
     return records, journal
@@ -60,7 +66,7 @@ def _own(folder: Path) -> None:
     _locks.append(lock)
 
 
-def _capture_now(plan: j.Plan) -> str:
+def capture_now(plan: j.Plan) -> str:
     """The capture's sha256 now. The rows themselves are in the journal, so a capture that is gone is no hindrance."""
     from replay.captures import locate, open_capture
 

@@ -6,7 +6,7 @@ crash is dropped on reading; a line in the middle that does not fit its seal is 
 
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
@@ -15,6 +15,7 @@ import msgspec
 
 from replay.errors import EnvironmentRefused, InputError
 from replay.model import Case, Ceilings, Kernel, Outcome, Sample, Value, Work
+from replay.timing.floors import drifted
 
 NAME = "run.jsonl"
 
@@ -46,6 +47,11 @@ class Plan(Value, frozen=True, kw_only=True):
         """The plan's kernels of one stage, in order."""
         return [k for k in self.kernels if k.stage == stage]
 
+    def baseline_of(self, stage: str) -> str:
+        """The baseline of a stage: the named one where it is of that stage, else its first kernel."""
+        kernels = [k.id for k in self.kernels_of(stage)]
+        return self.baseline if self.baseline in kernels else kernels[0]
+
     def stages(self) -> list[str]:
         """Stages in the order they run."""
         return list(dict.fromkeys(c.problem.stage for c in self.cases))
@@ -65,12 +71,22 @@ class Posed(Value, frozen=True, tag="posed", tag_field="record"):
     work: Work
 
 
+class Answer(Value, frozen=True):
+    """What a call wrote: sha256 of its outputs in canonical form, and the byte they held before it."""
+
+    poison: int
+    sha256: str
+
+
 class Judged(Value, frozen=True, tag="judged", tag_field="record"):
-    """The exactness of one kernel on one case."""
+    """The exactness of one kernel on one case. A green one holds an answer a repeat, and that to the second case, so
+    that whoever reads the journal can compute the oracle again and compare."""
 
     case: str
     kernel: str
     outcome: Outcome
+    answers: tuple[Answer, ...] = ()
+    second: Answer | None = None
 
 
 class Calibrated(Value, frozen=True, tag="calibrated", tag_field="record"):
@@ -81,13 +97,35 @@ class Calibrated(Value, frozen=True, tag="calibrated", tag_field="record"):
     ceilings: Ceilings
 
 
+def moved(calibrated: Iterable[Calibrated], margin: float) -> dict[int, list[str]]:
+    """process → the ceilings that parted between its beginning and its end, for processes that came to their end."""
+    whens: dict[tuple[int, str], Ceilings] = {(c.process, c.when): c.ceilings for c in calibrated}
+    ended = sorted(process for process, when in whens if when == "after" and (process, "before") in whens)
+    return {process: drifted(whens[process, "before"], whens[process, "after"], margin) for process in ended}
+
+
 class Timed(Value, frozen=True, tag="timed", tag_field="record"):
-    """All samples of one case in one process, and the arms whose timed output was wrong (kernel → what)."""
+    """All samples of one case in one process, and the kernels that were wrong in it (kernel → what).
+
+    ``answers``: arm → what one of its timed calls wrote; ``second``: the same on the second case's bytes, after timing.
+    """
 
     process: int
     case: str
     samples: tuple[Sample, ...]
     wrong: dict[str, str]
+    answers: dict[str, Answer]
+    second: dict[str, Answer]
+
+
+class Loaded(Value, frozen=True, tag="loaded", tag_field="record"):
+    """Files that a child had loaded when its work was done (path → sha256): libraries, device binaries, user modules.
+
+    Only what no record before it holds already, so a file that was built again in mid-run has two hashes.
+    """
+
+    where: str
+    files: dict[str, str]
 
 
 class Dropped(Value, frozen=True, tag="dropped", tag_field="record"):
@@ -106,7 +144,7 @@ class Finished(Value, frozen=True, tag="finished", tag_field="record"):
     rows: int
 
 
-Record = Begun | Posed | Judged | Calibrated | Timed | Dropped | Finished
+Record = Begun | Posed | Judged | Calibrated | Timed | Loaded | Dropped | Finished
 
 
 class _Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -163,14 +201,39 @@ def resume(path: Path) -> tuple[list[Record], Journal]:
     return records, Journal(path, seal)
 
 
-def _walk(path: Path) -> Iterator[tuple[Record, str, int]]:
+def examine(path: Path) -> tuple[list[Record], list[str]]:
+    """(records that parse, what is wrong with the file): whatever its seals say, so that every fault can be told."""
+    records: list[Record] = []
+    faults: list[str] = []
+    seal = ""
+    lines = _read(path).split(b"\n")
+    if lines[-1]:
+        faults.append(f"line {len(lines)}: cut off")
+    for number, raw in enumerate(lines[:-1], 1):
+        try:
+            line = _lines.decode(raw)
+            records.append(_records.decode(line.record))
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            faults.append(f"line {number}: {error}")
+            continue
+        seal = _seal(seal, bytes(line.record))
+        if seal != line.seal:
+            faults.append(f"line {number}: its seal does not fit")
+            seal = line.seal
+    return records, faults
+
+
+def _read(path: Path) -> bytes:
     try:
-        data = path.read_bytes()
+        return path.read_bytes()
     except OSError as error:
         got = (error.strerror or str(error)).lower()
         raise InputError(str(path.parent), "run", f"a run folder with a readable {NAME}", got) from None
+
+
+def _walk(path: Path) -> Iterator[tuple[Record, str, int]]:
     seal, end = "", 0
-    lines = data.split(b"\n")
+    lines = _read(path).split(b"\n")
     for number, raw in enumerate(lines[:-1], 1):  # what follows the last newline was cut off
         try:
             line = _lines.decode(raw)

@@ -18,6 +18,7 @@ from replay.session.journal import Plan
 from replay.stages import STAGES, check_modes, matching, problem_for
 from replay.stages.draw import NAME as GENERATOR
 from replay.stages.stage import Stage
+from replay.verdict import is_quick
 
 DEFAULT_MODEL, DEFAULT_TP = "qwen36", 4
 
@@ -45,6 +46,7 @@ class Asked:
     modes: Mapping[str, str]
     cache: str = "cold-weights"
     blocks: int = 30
+    processes: int = 1
     repeats: int = 4
     margin: float = 0.01
     seed: int = 7
@@ -75,7 +77,8 @@ def make_plan(asked: Asked) -> Plan:
         capture=capture.name, capture_path=str(asked.capture), capture_sha256=capture.sha256,
         origin=manifest.origin if manifest else "recorded, no manifest", cases=tuple(selected), kernels=tuple(chosen),
         named=tuple(named), baseline=asked.baseline, device=asked.device, cache=asked.cache, repeats=asked.repeats,
-        blocks=asked.blocks, processes=1, margin=asked.margin, quick=True, seed=asked.seed, require=asked.require,
+        blocks=asked.blocks, processes=asked.processes, margin=asked.margin,
+        quick=is_quick(asked.processes, asked.blocks), seed=asked.seed, require=asked.require,
         drawn=tuple(drawn), selectors=_selectors(asked),
     )  # fmt: skip
 
@@ -159,12 +162,19 @@ def _with_baseline(chosen: list[Kernel], kernels: Mapping[str, Kernel], baseline
 
 def _selectors(asked: Asked) -> tuple[str, ...]:
     """The filters that a token row's index depends on: a reproduction needs them beside the case id."""
-    words: list[str] = []
-    for option, value in (
-        ("--route-stage-regex", asked.route_stage_regex),
-        ("--route-min-num-tokens", asked.route_min_num_tokens),
-        ("--route-max-num-tokens", asked.route_max_num_tokens),
-    ):
-        if value is not None:
-            words += [option, str(value)]
-    return tuple(words)
+    given = [(option, getattr(asked, "route_" + field)) for option, field in _FILTERS.items()]
+    return tuple(word for option, value in given if value is not None for word in (option, str(value)))
+
+
+_FILTERS = {
+    "--route-stage-regex": "stage_regex",
+    "--route-min-num-tokens": "min_num_tokens",
+    "--route-max-num-tokens": "max_num_tokens",
+}
+
+
+def filters(plan: Plan) -> Select:
+    """The filters of a plan, read back from the words that a reproduction shows."""
+    # A plan keeps words, since a document prints them; a row's index cannot be found again without their meaning.
+    given = {_FILTERS[option]: value for option, value in zip(plan.selectors[::2], plan.selectors[1::2], strict=True)}
+    return Select(**{field: int(value) if field.endswith("tokens") else value for field, value in given.items()})  # type: ignore[arg-type]  # each field gets its own type

@@ -13,16 +13,18 @@ from filelock import FileLock, Timeout
 
 from replay import cache
 from replay.errors import EnvironmentRefused
-from replay.exactness import Got, compare
+from replay.exactness import Got, compare, digest
 from replay.exactness.judge import judge, judge_second
+from replay.identity import Hashes
 from replay.kernels.registry import unavailable
-from replay.model import Case, Exact, Kernel, NotRun, Outcome
+from replay.model import NULL, Case, Exact, Kernel, NotRun, Outcome
 from replay.oracle.moe import ExpertRows
 from replay.session import journal as j
-from replay.session.child import Ceiled, Raised, Ran, Sampled, judge_main, time_main
+from replay.session.child import Ceiled, Done, Raised, Ran, Sampled, judge_main, time_main
 from replay.session.workers import Died, Worker
 from replay.stages import STAGES
 from replay.stages.stage import Outputs, Tensors
+from replay.timing.floors import most_processes
 from replay.timing.spans import Options
 
 JUDGE_TIMEOUT_S = 120.0
@@ -30,6 +32,7 @@ TIME_TIMEOUT_S = 300.0
 WAITING = "waiting: another run is timing on this device"
 
 Progress = Callable[[str, int, int], None]
+Arm = tuple[str, Kernel]
 
 
 @dataclass
@@ -38,9 +41,10 @@ class State:
 
     outcomes: dict[tuple[str, str], Outcome] = field(default_factory=dict)
     posed: set[str] = field(default_factory=set)
-    calibrated: dict[int, bool] = field(default_factory=dict)  # process → whether it came to its end
+    calibrated: list[j.Calibrated] = field(default_factory=list)
     timed: set[tuple[int, str]] = field(default_factory=set)
     dropped: set[tuple[str, str]] = field(default_factory=set)
+    loaded: dict[str, str] = field(default_factory=dict)
     finished: bool = False
 
     def see(self, record: j.Record) -> None:
@@ -50,11 +54,13 @@ class State:
         elif isinstance(record, j.Posed):
             self.posed.add(record.case)
         elif isinstance(record, j.Calibrated):
-            self.calibrated[record.process] = record.when == "after"
+            self.calibrated.append(record)
         elif isinstance(record, j.Timed):
             self.timed.add((record.process, record.case))
         elif isinstance(record, j.Dropped):
             self.dropped.add((record.case, record.kernel))
+        elif isinstance(record, j.Loaded):
+            self.loaded.update(record.files)
         elif isinstance(record, j.Finished):
             self.finished = True
 
@@ -68,6 +74,7 @@ class Session:
         for record in records:
             self.state.see(record)
         self.load = tuple(dict.fromkeys(k.file for k in plan.kernels if k.file))
+        self.hashes = Hashes()
         self._truth: dict[str, tuple[Tensors, Outputs]] = {}  # inputs without the weights, which are large
 
     def write(self, record: j.Record) -> None:
@@ -85,8 +92,9 @@ class Session:
                 self._judge(kernel, self._cases(stage))
         self._truth.clear()
         with self._device():
-            for process in range(self.plan.processes):
-                self._time(process)
+            for process in range(most_processes(self.plan.processes)):
+                if self._steady(process) < self.plan.processes:
+                    self._time(process)
         self.write(j.Finished(len(self.state.outcomes)))
 
     @contextlib.contextmanager
@@ -141,7 +149,7 @@ class Session:
         for message in worker.listen():
             if isinstance(message, Ran):
                 case = todo[message.index]
-                self._outcome(case, kernel, self._judged(case, message))
+                self._record(self._judged(case, kernel, message))
                 done = message.index + 1
             elif isinstance(message, Raised):
                 self._outcome(todo[message.index], kernel, NotRun("CRASHED", message.summary, message.trace))
@@ -150,22 +158,44 @@ class Session:
                 status: Literal["CRASHED", "TIMEOUT"] = "TIMEOUT" if message.timed_out else "CRASHED"
                 self._outcome(todo[done], kernel, NotRun(status, message.how, message.log_tail))
                 done += 1
+            elif isinstance(message, Done):
+                self._loaded(f"judge {kernel.id}", message)
         return done
 
-    def _judged(self, case: Case, ran: Ran) -> Outcome:
+    def _judged(self, case: Case, kernel: Kernel, ran: Ran) -> j.Judged:
         stage = STAGES[case.problem.stage]
         inputs, want = self.truth(case)
-        outcome = judge(stage, case, inputs, want, ran.repeats, ran.trespasses)
-        if not isinstance(outcome, Exact):
-            return outcome
+        found = j.Judged(str(case.id), kernel.id, judge(stage, case, inputs, want, ran.repeats, ran.trespasses))
+        if not isinstance(found.outcome, Exact):
+            return found
         second = msgspec.structs.replace(case, second=True)
         assert ran.second is not None  # every judged case has one
-        wrong = judge_second(stage, second, *self.truth(second), ran.second)
-        return wrong or msgspec.structs.replace(outcome, prepack=ran.prepack)
+        if wrong := judge_second(stage, second, *self.truth(second), ran.second):
+            return msgspec.structs.replace(found, outcome=wrong)
+        return msgspec.structs.replace(
+            found, outcome=msgspec.structs.replace(found.outcome, prepack=ran.prepack),
+            answers=tuple(self.answer(case, got) for got in ran.repeats), second=self.answer(second, ran.second),
+        )  # fmt: skip
+
+    def answer(self, case: Case, got: Got) -> j.Answer:
+        """What a call wrote, in canonical form, as the journal keeps it."""
+        stage = STAGES[case.problem.stage]
+        inputs, want = self.truth(case)
+        canonical = Got(stage.canonical(case.problem, inputs, got.outputs), got.poison)
+        return j.Answer(got.poison, digest(stage.specs(case.problem), want, canonical))
 
     def _outcome(self, case: Case, kernel: Kernel, outcome: Outcome) -> None:
-        self.write(j.Judged(str(case.id), kernel.id, outcome))
-        self.progress(f"judge {kernel.id}", len(self.state.outcomes), self._pairs())
+        self._record(j.Judged(str(case.id), kernel.id, outcome))
+
+    def _record(self, judged: j.Judged) -> None:
+        self.write(judged)
+        self.progress(f"judge {judged.kernel}", len(self.state.outcomes), self._pairs())
+
+    def _loaded(self, where: str, done: Done) -> None:
+        """Journal the hashes of what a child had loaded, as far as no record holds them."""
+        found = self.hashes.of(done.files)
+        if new := {path: sha256 for path, sha256 in found.items() if self.state.loaded.get(path) != sha256}:
+            self.write(j.Loaded(where, new))
 
     def _pairs(self) -> int:
         return sum(len(self.plan.kernels_of(c.problem.stage)) for c in self.plan.cases)
@@ -180,10 +210,17 @@ class Session:
             if isinstance(self.state.outcomes.get((key, k.id)), Exact) and (key, k.id) not in self.state.dropped
         )  # fmt: skip
 
-    def _jobs(self, process: int) -> list[tuple[Case, tuple[Kernel, ...]]]:
+    def arms(self, case: Case) -> tuple[Arm, ...]:
+        """The green kernels of a case, and a second copy of the baseline where there is something to compare with it."""
+        green = self.green(case)
+        baseline = self.plan.baseline_of(case.problem.stage)
+        null = [(k.id + NULL, k) for k in green if k.id == baseline and len(green) > 1]
+        return (*((k.id, k) for k in green), *null)
+
+    def _jobs(self, process: int) -> list[tuple[Case, tuple[Arm, ...]]]:
         return [
             (c, arms) for c in self.plan.cases
-            if (process, str(c.id)) not in self.state.timed and (arms := self.green(c))
+            if (process, str(c.id)) not in self.state.timed and (arms := self.arms(c))
         ]  # fmt: skip
 
     def _time(self, process: int) -> None:
@@ -194,20 +231,32 @@ class Session:
             self._hear_time(worker, process, jobs)
 
     def _unfinished(self, process: int) -> bool:
-        return process in self.state.calibrated and not self.state.calibrated[process]
+        last = next((c for c in reversed(self.state.calibrated) if c.process == process), None)
+        return last is not None and last.when == "before"
 
-    def _hear_time(self, worker: Worker, process: int, jobs: list[tuple[Case, tuple[Kernel, ...]]]) -> None:
+    def _steady(self, before: int) -> int:
+        """How many of the processes before this one had ceilings that stayed where they were."""
+        moved = j.moved(self.state.calibrated, self.plan.margin)
+        return sum(not names for process, names in moved.items() if process < before)
+
+    def _hear_time(self, worker: Worker, process: int, jobs: list[tuple[Case, tuple[Arm, ...]]]) -> None:
+        cases, done = len(self.plan.cases), len(self.plan.cases) - len(jobs)
         for message in worker.listen():
             if isinstance(message, Ceiled):
                 self.write(j.Calibrated(process, message.when, message.ceilings))
             elif isinstance(message, Sampled):
                 case, _ = jobs[message.index]
                 second = msgspec.structs.replace(case, second=True)
-                wrong = dict([*self._wrong(second, message.second), *self._wrong(case, message.outputs)]) | message.trespasses
-                self.write(j.Timed(process, str(case.id), message.samples, wrong))
-                self.progress("time", message.index + 1, len(jobs))
+                found = [*self._wrong(second, message.second), *self._wrong(case, message.outputs)]
+                wrong = {arm.removesuffix(NULL): what for arm, what in [*found, *message.trespasses.items()]}
+                answers = {arm: self.answer(case, got) for arm, got in message.outputs.items()}
+                others = {arm: self.answer(second, got) for arm, got in message.second.items()}
+                self.write(j.Timed(process, str(case.id), message.samples, wrong, answers, others))
+                self.progress("time", process * cases + done + message.index + 1, self.plan.processes * cases)
             elif isinstance(message, Died):
                 self._charge(worker, process, jobs[message.index], message)
+            elif isinstance(message, Done):
+                self._loaded(f"time {process}", message)
 
     def _wrong(self, case: Case, outputs: dict[str, Got]) -> Iterator[tuple[str, str]]:
         """Arms whose output, snatched from a timed call, is not the oracle's."""
@@ -219,10 +268,10 @@ class Session:
                 when = "after timing, on other bytes: " if case.second else "in a timed call: "
                 yield arm, when + found.text(stage.label(case, found.output, found.row))
 
-    def _charge(self, worker: Worker, process: int, job: tuple[Case, tuple[Kernel, ...]], died: Died) -> None:
-        case, kernels = job
+    def _charge(self, worker: Worker, process: int, job: tuple[Case, tuple[Arm, ...]], died: Died) -> None:
+        case, arms = job
         number = int(worker.at_arm.value)
-        if not 0 <= number < len(kernels):
+        if not 0 <= number < len(arms):
             raise EnvironmentRefused(f"timing process {process} died outside any kernel ({died.how}): {died.log_tail}")
         status: Literal["CRASHED", "TIMEOUT"] = "TIMEOUT" if died.timed_out else "CRASHED"
-        self.write(j.Dropped(process, str(case.id), kernels[number].id, status, f"{died.how} while it was timed"))
+        self.write(j.Dropped(process, str(case.id), arms[number][1].id, status, f"{died.how} while it was timed"))

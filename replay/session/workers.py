@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from replay.devices import cpu_facts
 from replay.errors import EnvironmentRefused
-from replay.session.child import Done, Message, Raised, Started, probe_main
+from replay.session.child import Done, Found, Message, Raised, Started, probe_main
 
 _context = multiprocessing.get_context("forkserver")
 PROBE_TIMEOUT_S = 60.0
@@ -30,16 +31,23 @@ def warm_start() -> None:
     forkserver.ensure_running()
 
 
-def probe(device: str) -> None:
-    """EnvironmentRefused where a device is not there; asked in a child, since this process imports no torch."""
+def probe(device: str) -> dict[str, Any]:
+    """The facts of a device that an identity keeps; asked in a child, since this process imports no torch.
+
+    EnvironmentRefused where the device is not there.
+    """
     if device == "cpu":
-        return
+        return cpu_facts()
     worker = Worker(probe_main, device, timeout_s=PROBE_TIMEOUT_S)
+    facts: dict[str, Any] = {}
     for message in worker.listen():
+        if isinstance(message, Found):
+            facts = message.facts
         if isinstance(message, Raised):
             raise EnvironmentRefused(message.summary)
         if isinstance(message, Died):
             raise EnvironmentRefused(f"--device: {device}: the probe died: {message.how}")
+    return facts
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,9 @@
-"""From samples to a time and a comparison. Pure; medians, never means or minima."""
+"""From samples to a time and an effect. Pure; medians, never means or minima, inside a process.
+
+The process is the sampling unit: what stands between two processes (placement, clocks, neighbours) does not average out
+inside one. A single process has no spread to show, so its interval is that of the median over its blocks, and whoever
+decides on it is told so.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -6,20 +11,36 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from replay.model import Comparison, Interval, Sample, Timing
+from replay.model import Effect, Interval, Sample, Timing
 
 Values = NDArray[np.float64]
+# process → the samples of each case of a claim
+Processes = Mapping[int, Sequence[Sequence[Sample]]]
+
+POWER = 0.9
+MOST_PROCESSES = 1000
 
 
-def median_interval(values: Values) -> Interval:
-    """The median and its 95 % interval by order statistics; the whole range where there are too few for one."""
+def median_interval(values: Values, confidence: float = 0.95) -> Interval:
+    """The median and its interval by order statistics; the whole range where there are too few for one."""
     from scipy.stats import quantile_test
 
     mid = float(np.median(values))
-    interval: Any = quantile_test(values, q=mid, p=0.5).confidence_interval(0.95)
+    interval: Any = quantile_test(values, q=mid, p=0.5).confidence_interval(confidence)
     lo = float(interval.low) if np.isfinite(interval.low) else float(values.min())
     hi = float(interval.high) if np.isfinite(interval.high) else float(values.max())
     return Interval(mid, lo, hi)
+
+
+def mean_interval(values: Values, confidence: float = 0.95) -> Interval:
+    """The mean over processes (two or more) and its t interval."""
+    from scipy.stats import ttest_1samp
+
+    mid = float(values.mean())
+    if np.ptp(values) == 0:
+        return Interval(mid, mid, mid)
+    interval: Any = ttest_1samp(values, 0).confidence_interval(confidence)
+    return Interval(mid, float(interval.low), float(interval.high))
 
 
 def by_arm(samples: Sequence[Sample]) -> dict[str, list[Sample]]:
@@ -35,28 +56,63 @@ def us_per_call(samples: Sequence[Sample]) -> Values:
     return np.array([s.host_ns / s.calls / 1e3 for s in samples])
 
 
-def timing(processes: Mapping[int, Sequence[Sample]], arm: str) -> Timing | None:
-    """The time of one arm on one case over its processes, or None where it has no sample."""
-    mine = [s for samples in processes.values() for s in samples if s.arm == arm]
-    if not mine:
+def process_times(processes: Processes, arm: str) -> list[Values]:
+    """All times of one arm in µs, an array a process; processes without a sample of it are left out."""
+    mine = [us_per_call([s for case in cases for s in case if s.arm == arm]) for cases in processes.values()]
+    return [times for times in mine if len(times)]
+
+
+def timing(processes: Processes, arm: str) -> Timing | None:
+    """The time of one arm over its processes, or None where it has no sample."""
+    times = process_times(processes, arm)
+    if not times:
         return None
-    return Timing(median_interval(us_per_call(mine)), len(mine), mine[0].calls, len(processes))
+    us = median_interval(times[0]) if len(times) == 1 else mean_interval(np.array([np.median(t) for t in times]))
+    calls = next(s.calls for cases in processes.values() for case in cases for s in case if s.arm == arm)
+    return Timing(us, sum(map(len, times)), calls, len(times))
 
 
 def log_ratios(samples: Sequence[Sample], arm: str, baseline: str) -> Values:
-    """log(arm / baseline) per block of one process."""
+    """log(arm / baseline) per block of one process and case; only blocks that hold both."""
     arms = by_arm(samples)
-    a, b = us_per_call(arms.get(arm, [])), us_per_call(arms.get(baseline, []))
-    n = min(len(a), len(b))
-    return np.log(a[:n] / b[:n])
+    bases = {s.block: s for s in arms.get(baseline, [])}
+    pairs = [(s, bases[s.block]) for s in arms.get(arm, []) if s.block in bases]
+    return np.log(us_per_call([a for a, _ in pairs]) / us_per_call([b for _, b in pairs])) if pairs else np.empty(0)
 
 
-def comparison(processes: Mapping[int, Sequence[Sample]], arm: str, baseline: str) -> Comparison | None:
-    """The arm against the baseline inside one process: the median log ratio per block and its interval, as shares."""
-    ratios = np.concatenate([log_ratios(s, arm, baseline) for s in processes.values()] or [np.empty(0)])
-    if not len(ratios):
+def effect(processes: Processes, arm: str, baseline: str, margin: float) -> Effect | None:
+    """The arm against the baseline over all cases of a claim; None where no block holds both.
+
+    Per process the mean over cases of the median over blocks; over processes the mean with a t interval.
+    """
+    from scipy.stats import t
+
+    found = [[r for case in cases if len(r := log_ratios(case, arm, baseline))] for cases in processes.values()]
+    found = [cases for cases in found if cases]
+    if not found:
         return None
-    interval = median_interval(ratios)
-    shares = Interval(*(float(np.expm1(v)) for v in (interval.mid, interval.lo, interval.hi)))
-    # What an effect must pass to leave the interval: half its width.
-    return Comparison(baseline, shares, float(np.expm1((interval.hi - interval.lo) / 2)))
+    if len(found) == 1:
+        pooled = np.concatenate(found[0])
+        wide, narrow = median_interval(pooled), median_interval(pooled, 0.90)
+        detectable = (wide.hi - wide.lo) / 2 * (1 + float(t.ppf(POWER, 1e9)) / float(t.ppf(0.975, 1e9)))
+        return Effect(_shares(wide), _shares(narrow), float(np.expm1(detectable)), 1)
+    medians = np.array([np.mean([np.median(case) for case in cases]) for cases in found])
+    n, spread = len(medians), float(medians.std(ddof=1))
+    detectable = float(t.ppf(0.975, n - 1) + t.ppf(POWER, n - 1)) * spread / n**0.5
+    needed = processes_needed(float(medians.mean()), spread, margin)
+    wide, narrow = mean_interval(medians), mean_interval(medians, 0.90)
+    return Effect(_shares(wide), _shares(narrow), float(np.expm1(detectable)), n, needed)
+
+
+def processes_needed(mean: float, spread: float, margin: float) -> int | None:
+    """The least number of processes of that spread whose interval excludes zero, or lies inside the margin."""
+    from scipy.stats import t
+
+    counts = np.arange(2, MOST_PROCESSES + 1)
+    reach = spread / np.sqrt(counts)
+    decided = (t.ppf(0.975, counts - 1) * reach < abs(mean)) | (abs(mean) + t.ppf(0.95, counts - 1) * reach < np.log1p(margin))
+    return int(counts[decided][0]) if decided.any() else None
+
+
+def _shares(logs: Interval) -> Interval:
+    return Interval(*(float(np.expm1(v)) for v in (logs.mid, logs.lo, logs.hi)))

@@ -20,7 +20,7 @@ RUN = (
     "--stage", "moe.remap", "--stage", "moe.combine", "--kernel", "eager:*", "--blocks", "5", "--repeats", "2", "--quick",
 )  # fmt: skip
 TIMED = {"journal_sha256", "ceilings", "drift", "us", "floor", "floor_us", "floor_term", "times_floor", "ratio", "mde", "argv"}
-TIMED |= {"timing", "comparison", "verdict"}
+TIMED |= {"timing", "comparison", "verdict", "replaced"}
 
 
 def without_times(value: Any) -> Any:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from replay.model import Sample
-from replay.timing.estimate import comparison, log_ratios, median_interval, timing
+from replay.timing.estimate import effect, log_ratios, mean_interval, median_interval, processes_needed, timing
 
 
 def samples(a: list[float], b: list[float]) -> tuple[Sample, ...]:
@@ -34,10 +34,10 @@ def test_few_values_give_their_range() -> None:
 
 def test_a_slow_block_moves_no_median() -> None:
     """One sample of a hundred times the length changes nothing."""
-    found = timing({0: samples([10.0] * 29 + [1000.0], [20.0] * 30)}, "a")
+    found = timing({0: [samples([10.0] * 29 + [1000.0], [20.0] * 30)]}, "a")
     assert found is not None
     assert (found.us.mid, found.samples, found.calls) == (10.0, 30, 2)
-    assert timing({0: samples([1.0], [1.0])}, "nobody") is None
+    assert timing({0: [samples([1.0], [1.0])]}, "nobody") is None
 
 
 def test_drift_cancels_in_blocks() -> None:
@@ -45,7 +45,56 @@ def test_drift_cancels_in_blocks() -> None:
     ramp = np.linspace(10, 15, 30)
     ratios = log_ratios(samples(list(ramp), list(ramp * 2)), "b", "a")
     assert ratios == pytest.approx(np.full(30, np.log(2)), abs=1e-3)
-    found = comparison({0: samples(list(ramp), list(ramp * 2))}, "b", "a")
+    found = effect({0: [samples(list(ramp), list(ramp * 2))]}, "b", "a", 0.01)
     assert found is not None
     assert found.ratio.mid == pytest.approx(1.0, abs=1e-3)
     assert found.mde < 0.01
+    assert (found.processes, found.needed) == (1, None)
+
+
+def many(offsets: list[float], noise: float = 0.001) -> dict[int, list[tuple[Sample, ...]]]:
+    """Processes in which b takes (1 + offset) times as long as a, in blocks with noise, over two cases."""
+    rng = np.random.default_rng(1)
+
+    def case(offset: float) -> tuple[Sample, ...]:
+        a = 1000 * np.exp(rng.normal(0, noise, 30))
+        return samples(list(a), list(a * (1 + offset) * np.exp(rng.normal(0, noise, 30))))
+
+    return {i: [case(o), case(o)] for i, o in enumerate(offsets)}
+
+
+def test_the_process_is_the_sampling_unit() -> None:
+    """Offsets between processes widen the interval, however many blocks each has."""
+    still, moved = many([0.02] * 5), many([0.0, 0.04, 0.01, 0.03, 0.02])
+    narrow, wide = effect(still, "b", "a", 0.01), effect(moved, "b", "a", 0.01)
+    assert narrow is not None
+    assert wide is not None
+    assert narrow.ratio.hi - narrow.ratio.lo < 0.002
+    assert wide.ratio.hi - wide.ratio.lo > 0.03
+    assert wide.ratio.lo < wide.ratio90.lo < wide.ratio90.hi < wide.ratio.hi
+    assert wide.processes == 5
+    assert wide.mde > wide.ratio.hi - wide.ratio.mid  # what is found nine times in ten lies past half the interval
+
+
+def test_t_interval_covers_the_mean() -> None:
+    """95 % of intervals of five processes hold the true mean."""
+    rng = np.random.default_rng(0)
+    found = [mean_interval(rng.normal(3, 1, 5)) for _ in range(1000)]
+    assert 0.93 < sum(i.lo <= 3 <= i.hi for i in found) / 1000 < 0.97
+
+
+def test_processes_needed() -> None:
+    """As many as bring the interval off zero or inside the margin; none would where the effect is the margin."""
+    assert processes_needed(0.02, 0.0001, 0.01) == 2
+    needed = processes_needed(0.02, 0.02, 0.01)
+    assert needed is not None
+    assert 5 < needed < 10
+    assert processes_needed(0.0, 0.01, 0.01) == 5
+    assert processes_needed(0.0, 10.0, 0.01) is None
+
+
+def test_blocks_without_a_pair_are_left_out() -> None:
+    """An arm that lacks a block is compared on those that both have."""
+    pairs = samples([10.0, 10.0, 10.0], [20.0, 40.0, 20.0])
+    assert log_ratios([s for s in pairs if (s.arm, s.block) != ("a", 1)], "b", "a") == pytest.approx([np.log(2)] * 2)
+    assert effect({0: [[s for s in pairs if s.arm == "a"]]}, "b", "a", 0.01) is None

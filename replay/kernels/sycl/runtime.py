@@ -23,6 +23,10 @@ NUMERIC_FLAGS = ("-ffp-contract=off",)
 GPU_NUMERIC_FLAGS = ("-Xs", "-cl-fp32-correctly-rounded-divide-sqrt")
 
 
+# Device binaries that this process was given, for the identity of a run.
+binaries: list[Path] = []
+
+
 def prefix() -> Path:
     """Where the SYCL runtime's ``include`` and ``lib`` are."""
     dist = distribution("intel-sycl-rt")
@@ -139,6 +143,7 @@ class Bundle:
         parts = [p.read_bytes() for p in sources(name)]
         key = _digest(name, *parts, *self.flags, version("intel-sycl-rt"), on.device_name)
         path = cache.folder() / f"{name}-{key}.syclbin"
+        binaries.append(path)
         if path.exists():
             content = path.read_bytes()
             self.handle = ctypes.c_void_p(_checked(lib.b70_load(on.handle, content, ctypes.c_size_t(len(content))), name))
