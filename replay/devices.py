@@ -62,6 +62,21 @@ class Device:
         properties = self.module.get_device_properties(self.name)
         return int(getattr(properties, "L2_cache_size", 0) or getattr(properties, "last_level_cache_size", 0) or 32 << 20)
 
+    def free_bytes(self) -> int:
+        """Memory that is free on the device now."""
+        if self.kind == "cpu":
+            import psutil
+
+            return int(psutil.virtual_memory().available)
+        return int(self.module.mem_get_info(self.name)[0])
+
+    def healthy(self) -> bool:
+        """Whether a small sum comes out right; a lost device raises."""
+        import torch
+
+        n = 1 << 16
+        return int(torch.arange(n, device=self.name).sum()) == n * (n - 1) // 2
+
     def description(self) -> str:
         """Model name, as the identity records it."""
         if self.kind == "cpu":

@@ -59,9 +59,12 @@ def package_version(package: str) -> str:
 
 
 def collect(
-    *, argv: Sequence[str], kernels: Iterable[Kernel], seed: int, capture_sha256: str, device: Mapping[str, Any]
+    *, argv: Sequence[str], outside: Iterable[Path], seed: int, capture_sha256: str, device: Mapping[str, Any]
 ) -> Identity:
-    """The identity of a run, as plain JSON values. ``device`` are the facts that a probe of the device brought."""
+    """The identity of a run, as plain JSON values.
+
+    ``outside``: sources of kernels that are not ours. ``device``: the facts that a probe of the device brought.
+    """
     from replay.kernels.sycl import isa
     from replay.kernels.sycl.runtime import GPU_NUMERIC_FLAGS, NUMERIC_FLAGS
 
@@ -76,7 +79,7 @@ def collect(
         "sources": {
             "replay": _tree_sha256(package.rglob("*.py"), package),
             "sycl": _tree_sha256(data_path("sycl").glob("*.?pp"), data_path("sycl")),
-            **{str(path): file_sha256(path) for path in _outside(kernels)},
+            **{str(path): file_sha256(path) if path.is_file() else UNKNOWN for path in outside},
         },
         "libraries": _libraries(),
         "device": dict(device),
@@ -179,7 +182,7 @@ def _libraries() -> dict[str, str]:
     return {Path(path).name: sha256 for path, sha256 in found.items()}
 
 
-def _outside(kernels: Iterable[Kernel]) -> list[Path]:
+def outside(kernels: Iterable[Kernel]) -> list[Path]:
     """Source files of kernels that are not ours: those of ``--load``, and the modules that entry points name."""
     found: dict[Path, None] = {}
     for kernel in kernels:
@@ -191,7 +194,7 @@ def _outside(kernels: Iterable[Kernel]) -> list[Path]:
                 spec = importlib.util.find_spec(module)
                 if spec and spec.origin:
                     found[Path(spec.origin)] = None
-    return [path for path in found if path.is_file()]
+    return list(found)
 
 
 def _output(*command: str) -> str | None:

@@ -42,6 +42,20 @@ ALLOWED = {
         "verdict",
     },
     "results": {"model", "session", "timing", "verdict"},
+    "endpoint": {
+        "captures",
+        "data",
+        "devices",
+        "errors",
+        "exactness",
+        "identity",
+        "model",
+        "results",
+        "session",
+        "stages",
+        "timing",
+        "verdict",
+    },
     "cli": {"errors", "model"},
 }
 

@@ -5,6 +5,7 @@ the second picks the rows that the start indices name.
 """
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -86,6 +87,15 @@ class _Layers:
 
 def _passes(select: Select, batch: Batch) -> bool:
     return (select.min_num_tokens or 0) <= batch.num_tokens <= (select.max_num_tokens or batch.num_tokens)
+
+
+def shape_hits(capture: Capture, select: Select) -> dict[int, int]:
+    """token rows → records of the capture that have so many: how often the endpoint called a layer with that shape."""
+    found: Counter[int] = Counter()
+    for batch in read_batches(capture.routes):
+        if _passes(select, batch):
+            found[batch.num_tokens] += len(batch.layers)
+    return found
 
 
 def _compiled(option: str, pattern: str | None) -> re.Pattern[str]:

@@ -123,7 +123,8 @@ def loaded_files() -> tuple[str, ...]:
     binaries = {str(path) for path in runtime.binaries} if runtime else set()
     known = (*(sysconfig.get_path(p) for p in ("stdlib", "purelib", "platlib")), str(Path(replay.__file__).parent))
     modules = {str(m.__file__) for m in list(sys.modules.values()) if getattr(m, "__file__", None)}
-    return tuple(sorted(libraries | binaries | {m for m in modules if not m.startswith(known)}))
+    users = {m for m in modules if Path(m).is_file() and Path(m).is_absolute() and not m.startswith(known)}
+    return tuple(sorted(libraries | binaries | users))
 
 
 def _begin(load: tuple[str, ...]) -> None:

@@ -1,0 +1,128 @@
+"""What a generated launcher checks before it starts anything: ``python -m replay.endpoint.preflight DIR ROLE NAME=SHA256…``.
+
+Runs in the endpoint's own Python, under the variables that the server will have. Every difference is told, a line each;
+exit code 5 when there is one.
+"""
+
+import os
+import socket
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from replay import identity
+from replay.captures.manifest import file_sha256
+from replay.devices import Device, cpu_facts
+from replay.endpoint.launcher import Promotion
+from replay.endpoint.spec import CACHES
+from replay.errors import EnvironmentRefused
+
+GIB = 1 << 30
+
+
+def differences(folder: Path, sums: Mapping[str, str]) -> Iterator[str]:
+    """All that is not as it was promoted, as ``what: expected …, got …``."""
+    changed = list(_changed({str(folder / name): sha256 for name, sha256 in sums.items()}))
+    yield from changed
+    if changed:
+        return  # an identity that was edited says nothing
+    promotion = msgspec.json.decode((folder / "identity.json").read_bytes(), type=Promotion)
+    yield from _changed(promotion.files)
+    yield from _versions(promotion)
+    yield from _variables(promotion, os.environ)
+    yield from _devices(promotion)
+    yield from _orphans()
+    yield from _port(promotion)
+
+
+def _changed(files: Mapping[str, str]) -> Iterator[str]:
+    for path, wanted in files.items():
+        try:
+            got = file_sha256(Path(path))
+        except OSError as error:
+            got = (error.strerror or str(error)).lower()
+        if got != wanted:
+            yield f"{path}: expected sha256 {wanted}, got {got}"
+
+
+def _versions(promotion: Promotion) -> Iterator[str]:
+    """The measured identity against this Python and this machine: sources, versions, device, flags."""
+    before = promotion.identity
+    outside = [Path(name) for name in before["sources"] if name not in ("replay", "sycl")]
+    try:
+        facts = cpu_facts() if promotion.device == "cpu" else Device(promotion.device).facts()
+    except EnvironmentRefused as error:
+        facts = {"name": str(error)}
+    now = identity.collect(argv=(), outside=outside, seed=0, capture_sha256=before["capture"], device=facts)
+    measured: dict[str, Any] = {**before, "environment": {}}
+    # A package that was not there when the kernel was measured had no part in it: the endpoint file pins such ones.
+    measured["packages"] = {n: now["packages"].get(n) if v == "absent" else v for n, v in before["packages"].items()}
+    for text in identity.differences(measured, {**now, "environment": {}}):
+        name, _, values = text.partition(": ")
+        expected, _, got = values.partition(" → ")
+        yield f"{name}: expected {expected}, got {got}"
+    for package, wanted in promotion.packages.items():
+        if (version := identity.package_version(package)) != wanted:
+            yield f"packages.{package}: expected {wanted}, got {version}"
+
+
+def _variables(promotion: Promotion, environment: Mapping[str, str]) -> Iterator[str]:
+    """Watched variables as the server would have them; those of the caches are the launcher's own."""
+    now = {name: value for name, value in identity.watched(environment).items() if name not in CACHES}
+    wanted = {**identity.watched(promotion.environment)}
+    for name in sorted({*now, *wanted}):
+        if now.get(name) != wanted.get(name):
+            yield f"{name}: expected {wanted.get(name, 'unset')!r}, got {now.get(name, 'unset')!r}"
+
+
+def _devices(promotion: Promotion) -> Iterator[str]:
+    """Each device there, computing, and with memory to spare."""
+    kind = promotion.device.partition(":")[0]
+    for name in [kind] if kind == "cpu" else [f"{kind}:{i}" for i in range(promotion.devices)]:
+        try:
+            device = Device(name)
+            if not device.healthy():
+                yield f"{name}: expected a right sum, got a wrong one"
+            free = device.free_bytes() / GIB
+        except (EnvironmentRefused, RuntimeError) as error:  # torch raises RuntimeError for a lost device
+            yield f"{name}: expected a device that computes, got {str(error).splitlines()[0]}"
+            continue
+        if free < promotion.min_free_gib:
+            yield f"{name}: free memory: expected {promotion.min_free_gib:g} GiB or more, got {free:.1f}"
+
+
+def _orphans() -> Iterator[str]:
+    """vLLM processes whose parent is gone: they hold memory, and sometimes a card."""
+    import psutil
+
+    for process in psutil.process_iter(["pid", "ppid", "name", "cmdline"]):
+        words = [process.info["name"] or "", *(process.info["cmdline"] or [])]
+        engine = any(word.startswith("VLLM::") or "vllm.entrypoints" in word for word in words)
+        if engine and process.info["ppid"] == 1:
+            yield f"workers: expected none left behind, got process {process.info['pid']} ({words[0]})"
+
+
+def _port(promotion: Promotion) -> Iterator[str]:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("", promotion.port))
+        except OSError as error:
+            yield f"port {promotion.port}: expected a free one, got {(error.strerror or str(error)).lower()}"
+
+
+def main(arguments: Sequence[str]) -> int:
+    """The exit code: 0 where the server may start, 5 where something differs."""
+    folder, role, *sums = arguments
+    pairs = (word.rpartition("=") for word in sums)
+    found = list(differences(Path(folder), {name: sha256 for name, _, sha256 in pairs}))
+    for text in found:
+        print(f"{role}.sh: {text}", file=sys.stderr)
+    return EnvironmentRefused.exit_code if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,90 @@
+"""Decide on a promotion: examine the run, hold it against the endpoint, and make what the launcher needs."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from replay.captures import locate, open_capture
+from replay.captures.cases import shape_hits
+from replay.data import path as data_path
+from replay.endpoint import evidence, launcher
+from replay.endpoint.predict import predict
+from replay.endpoint.reasons import Refusal
+from replay.endpoint.spec import Endpoint
+from replay.errors import InputError
+from replay.identity import unknown
+from replay.results.build import Group, reproduction
+from replay.results.seen import Seen
+from replay.session import journal as j
+from replay.session.plan import filters
+
+Claim = Literal["faster", "parity"]
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Every reason against, or the promotion; ``commands`` show what was refused again."""
+
+    kernel: str
+    claims: list[Group]
+    refusals: list[Refusal]
+    commands: list[str]
+    promotion: launcher.Promotion | None
+
+
+def newest_run(root: Path) -> Path:
+    """The folder of the newest run under ``root``; InputError where there is none."""
+    journals = sorted(root.glob(f"*/{j.NAME}"), key=lambda p: p.stat().st_mtime)
+    if not journals:
+        raise InputError(str(root), "RUN", "a folder with runs in it, or a run's folder named", "none")
+    return journals[-1].parent
+
+
+def locate_endpoint(name: str) -> Path:
+    """A path, or the name of an endpoint file that travels with the package."""
+    path, own = Path(name), data_path("bench", "endpoints", f"{name.removesuffix('.toml')}.toml")
+    return own if not path.exists() and "/" not in name and own.is_file() else path
+
+
+def decide(run: Path, kernel: str, endpoint: Endpoint, claim: Claim) -> Decision:
+    """Examine a run's claims for a kernel, all of them, and promote it where nothing speaks against it."""
+    seen, claims, refusals = evidence.refusals(run / j.NAME, kernel, claim)
+    refusals += _misfits(seen, endpoint)
+    commands = [
+        reproduction(seen.plan, case, kernel)
+        for case in dict.fromkeys(r.detail.partition(": ")[0] for r in refusals if r.code == "red_case")
+    ]
+    if refusals:
+        return Decision(kernel, claims, refusals, commands, None)
+    return Decision(kernel, claims, [], [], _promotion(seen, claims, kernel, endpoint, claim, j.sha256(run / j.NAME)))
+
+
+def _misfits(seen: Seen, endpoint: Endpoint) -> list[Refusal]:
+    """Where the measurement does not speak for this endpoint."""
+    found = []
+    if (kind := seen.plan.device.partition(":")[0]) != endpoint.device:
+        found.append(Refusal("device_differs", f"measured on {kind}, {endpoint.name} runs on {endpoint.device}"))
+    measured = {str(c.problem.geometry) for c in seen.plan.cases}
+    if endpoint.geometry and measured != {endpoint.geometry}:
+        found.append(
+            Refusal("geometry_differs", f"measured {', '.join(sorted(measured))}, {endpoint.name} is {endpoint.geometry}")
+        )
+    return found
+
+
+def _promotion(
+    seen: Seen, claims: list[Group], kernel: str, endpoint: Endpoint, claim: Claim, journal_sha256: str
+) -> launcher.Promotion:
+    plan = seen.plan
+    cases = [c for c in plan.cases if c.problem.stage == kernel.split(":")[1]]
+    hits = shape_hits(open_capture(locate(plan.capture_path)), filters(plan))
+    environment, overridden = launcher.environment(seen.identity, endpoint)
+    return launcher.Promotion(
+        form="b70-promotion/1", stage=cases[0].problem.stage, kernel=kernel,
+        load=next(k.file or "" for k in plan.kernels if k.id == kernel), claim=claim, device=plan.device, margin=plan.margin,
+        processes=len(seen.samples([str(cases[0].id)])), claims=tuple(claims),
+        prediction=predict(seen, cases, kernel, hits, endpoint.calls_per_token), journal_sha256=journal_sha256,
+        endpoint=endpoint.name, devices=endpoint.devices, port=endpoint.port, min_free_gib=endpoint.min_free_gib,
+        packages=endpoint.packages, environment=environment, overridden=overridden, unknown=tuple(unknown(seen.identity)),
+        files={path: sha256 for loaded in seen.loaded for path, sha256 in loaded.files.items()}, identity=seen.identity,
+    )  # fmt: skip
