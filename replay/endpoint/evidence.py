@@ -15,6 +15,7 @@ import msgspec
 from replay import identity
 from replay.captures import Capture, locate, open_capture
 from replay.captures.cases import find
+from replay.devices import UNKNOWN
 from replay.endpoint.reasons import Refusal
 from replay.errors import InputError, ReplayError
 from replay.exactness import digest, padded
@@ -27,7 +28,7 @@ from replay.session.folder import identity_now
 from replay.session.plan import filters
 from replay.stages import STAGES
 from replay.stages.stage import Outputs
-from replay.verdict import caps, is_quick
+from replay.verdict import caps, is_quick, label_of
 
 REPLACED = " (deleted)"  # what Linux puts behind the path of a mapped file that is no longer there
 
@@ -49,7 +50,7 @@ def look(seen: Seen) -> Now:
         capture = open_capture(locate(seen.plan.capture_path))
     except ReplayError as error:
         why = str(error)
-    now = identity_now(seen.plan, capture.sha256 if capture else identity.UNKNOWN)
+    now = identity_now(seen.plan, capture.sha256 if capture else UNKNOWN)
     paths = {path for loaded in seen.loaded for path in loaded.files}
     return Now(now, capture, why, Hashes().of(sorted(paths)))
 
@@ -116,7 +117,7 @@ def _loaded(seen: Seen, now: Now) -> Iterator[Refusal]:
             if path.endswith(REPLACED) or first.setdefault(path, sha256) != sha256:
                 yield Refusal("rebuilt_kernel", f"{path}: built again in mid-run ({loaded.where})")
             elif sha256 != now.files.get(path):
-                yield Refusal("rebuilt_kernel", f"{path}: {sha256[:12]}… → {now.files.get(path, identity.UNKNOWN)[:12]}…")
+                yield Refusal("rebuilt_kernel", f"{path}: {sha256[:12]}… → {now.files.get(path, UNKNOWN)[:12]}…")
 
 
 def _outcomes(seen: Seen, cases: list[Case], kernel: str) -> Iterator[Refusal]:
@@ -139,21 +140,33 @@ def _outcomes(seen: Seen, cases: list[Case], kernel: str) -> Iterator[Refusal]:
 
 
 def _evidence(seen: Seen, cases: list[Case], kernel: str, now: Now) -> Iterator[Refusal]:
+    yield from (Refusal("evidence_differs", text) for text in _processes(seen, cases))
     for case in cases:
-        if (
-            now.capture is not None
-            and now.capture.sha256 == seen.plan.capture_sha256
-            and _reread(seen, case, now.capture) != case
-        ):
+        # A capture that is gone or another one is told already.
+        if now.capture is not None and now.capture.sha256 == seen.plan.capture_sha256 and not _there(seen, case, now.capture):
             yield Refusal("evidence_differs", f"{case.id}: the capture's rows are not the journal's")
         yield from (Refusal("evidence_differs", f"{case.id}: {text}") for text in _answers(seen, case, kernel))
 
 
-def _reread(seen: Seen, case: Case, capture: Capture) -> Case | None:
+def _there(seen: Seen, case: Case, capture: Capture) -> bool:
+    """Whether the capture holds this case, row for row."""
     try:
-        return find(capture, case.id, filters(seen.plan))
+        return find(capture, case.id, filters(seen.plan)) == case
     except ReplayError:
-        return None
+        return False
+
+
+def _processes(seen: Seen, cases: list[Case]) -> Iterator[str]:
+    """Every process that has ceilings timed every case that any did, and no other did."""
+    ended = {c.process for c in seen.calibrated if c.when == "after"} & {c.process for c in seen.calibrated if c.when == "before"}
+    if ended != set(range(len(ended))):
+        yield f"processes {sorted(ended)}: expected them counted from 0"
+    for case in cases:
+        timed = set(seen.timed.get(str(case.id), {}))
+        if timed and timed != ended:
+            yield f"{case.id}: timed in processes {sorted(timed)}, ceilings of {sorted(ended)}"
+    if strange := set(seen.timed) - {str(c.id) for c in seen.plan.cases}:
+        yield f"{min(strange)}: timed, but not in the plan"
 
 
 def _oracle(case: Case) -> tuple[dict[str, Any], Outputs]:
@@ -204,11 +217,11 @@ def _verdicts(seen: Seen, cases: list[Case], claims: list[Group], kernel: str, c
         for reason in verdict.reasons:
             if caps(reason) or reason in ("below_floor", "null_differed"):
                 yield Refusal(reason.partition(":")[0], f"{where}: {reason}")
-        granted = ("FASTER", "SAME") if claim == "parity" else ("FASTER",)
-        if verdict.label not in granted and verdict.label in ("FASTER", "SLOWER", "SAME", "INCONCLUSIVE"):
-            effect = group.comparison.effect.ratio if group.comparison else None
-            measured = f", {effect.mid:+.1%} [{effect.lo:+.1%}, {effect.hi:+.1%}]" if effect else ""
-            yield Refusal("not_faster", f"{where}: {verdict.label}{measured}, claimed {claim}")
+        if group.comparison is None:
+            continue  # without a baseline, and told so
+        label, i = label_of(group.comparison.effect, seen.plan.margin), group.comparison.effect.ratio
+        if label != "FASTER" and (label != "SAME" or claim != "parity"):
+            yield Refusal("not_faster", f"{where}: {label}, {i.mid:+.1%} [{i.lo:+.1%}, {i.hi:+.1%}], claimed {claim}")
 
 
 def _look(seen: Seen, cases: list[Case], kernel: str) -> Iterator[Refusal]:
@@ -216,6 +229,6 @@ def _look(seen: Seen, cases: list[Case], kernel: str) -> Iterator[Refusal]:
     for case in cases:
         samples = seen.samples([str(case.id)])
         blocks = [len({s.block for t in timed for s in t if s.arm == kernel}) for timed in samples.values()]
-        if blocks and (is_quick(len(blocks), min(blocks)) or seen.plan.quick):
+        if any(blocks) and is_quick(len(blocks), min(blocks)):  # a kernel without a sample is told as such
             yield Refusal("quick", f"{len(blocks)} process{'es' * (len(blocks) != 1)} of {min(blocks)} blocks")
             return

@@ -38,7 +38,7 @@ REASONS: dict[str, Reason] = {
     "no_baseline": Reason(NO_VERDICT, "the baseline has no time to compare with: mend it, or name another"),
     "below_floor": Reason(NO_VERDICT, "a time below the floor did not do the work: look for a cached operand or a wrong clock"),
     "null_differed": Reason(NO_VERDICT, "two copies of the baseline came out different: find out what disturbs the machine"),
-    "null_inconclusive": Reason(NO_VERDICT, "the machine was too restless to tell two copies of the baseline alike: more processes"),
+    "null_inconclusive": Reason(NO_VERDICT, "too restless to tell two copies of the baseline alike: take more processes"),
     "null_missing": Reason(NO_VERDICT, "no second copy of the baseline was timed: run it again"),
     "ceiling_drift": Reason(NO_VERDICT, "the machine's own rates moved in mid-run: run it again on a quiet machine"),
     "not_cold": Reason(NO_VERDICT, "the weights did not pass the cache: more experts, or a geometry of true size"),

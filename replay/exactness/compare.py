@@ -121,11 +121,11 @@ def _compare_one(spec: Spec, want: NDArray[Any], got: Got) -> Mismatch | None:
 
 
 def digest(specs: tuple[Spec, ...], want: Arrays, got: Got) -> str:
-    """sha256 of a call's outputs, equal exactly when ``compare`` finds no difference between two calls.
+    """sha256 of a call's outputs, equal for two calls under one poison exactly when ``compare`` finds no difference.
 
     ``want`` says how many rows of each output are defined; behind them every byte counts.
     """
-    h = hashlib.sha256()
+    h = hashlib.sha256(bytes([got.poison]))
     for spec in specs:
         if spec.role in ("out", "inout"):
             array, valid = got.outputs[spec.name], len(want[spec.name])

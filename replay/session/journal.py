@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -74,7 +74,7 @@ class Posed(Value, frozen=True, tag="posed", tag_field="record"):
 class Answer(Value, frozen=True):
     """What a call wrote: sha256 of its outputs in canonical form, and the byte they held before it."""
 
-    poison: int
+    poison: Annotated[int, msgspec.Meta(ge=0, le=255)]
     sha256: str
 
 
