@@ -22,7 +22,7 @@ import replay
 from replay.devices import Device
 from replay.errors import EnvironmentRefused
 from replay.exactness import Got
-from replay.kernels.registry import load_file
+from replay.kernels.registry import Run, load_file
 from replay.model import Case, Ceilings, Kernel, Prepack, Sample
 from replay.session.arms import Arms, Ring
 from replay.session.buffers import POISON_BYTES, checksum
@@ -228,8 +228,11 @@ def time_main(
             pipe.send(Started(index))
             inputs = arms.begin(case)
             ring = Ring(arms, case, inputs, options.cache)
-            runs = {}
-            for number, (arm, kernel) in enumerate(named):
+            # In another order in every process: what is prepared first lies elsewhere in memory, and two copies of one
+            # kernel then differ by half a percent, the same way each time.
+            runs: dict[str, list[tuple[Run, dict[str, Any]]]] = {arm: [] for arm, _ in named}
+            for number in spans.generator(f"prepare/{case.id}", options).permutation(len(named)):
+                arm, kernel = named[number]
                 at_arm.value = number
                 runs[arm] = ring.runs(kernel)
             flags = () if ring.cold or options.cache == "warm" or ring.slots is None else ("not_cold",)

@@ -14,7 +14,7 @@ import numpy as np
 
 from replay.devices import Device
 from replay.exactness import Got
-from replay.model import Ceilings, Interval, Sample, Value
+from replay.model import NULL, Ceilings, Interval, Sample, Value
 
 if TYPE_CHECKING:
     from replay.session.arms import Ring
@@ -41,6 +41,12 @@ class Options(Value, frozen=True):
     process: int
 
 
+def generator(what: str, options: Options) -> np.random.Generator:
+    """The random source of one thing in one process of a run."""
+    key = hashlib.sha256(f"{what}/{options.seed}/{options.process}".encode()).digest()[:16]
+    return np.random.Generator(np.random.Philox(key=np.frombuffer(key, np.uint64)))
+
+
 Runs = Mapping[str, list[tuple[Callable[[Mapping[str, Any]], None], dict[str, Any]]]]
 
 
@@ -56,13 +62,15 @@ class Timer:
 
     def blocks(self, case: str) -> tuple[tuple[Sample, ...], dict[str, Got]]:
         """Every block holds one sample of each arm in random order; one timed call an arm is kept for the oracle."""
-        key = hashlib.sha256(f"{case}/{self.options.seed}/{self.options.process}".encode()).digest()[:16]
-        rng = np.random.Generator(np.random.Philox(key=np.frombuffer(key, np.uint64)))
+        rng = generator(f"blocks/{case}", self.options)
         names = list(self.runs)
         calls, flags = {}, {}
-        for arm in names:
+        for i in rng.permutation(len(names)):
+            arm = names[int(i)]
             calls[arm], flags[arm] = self._warm_up(arm)
             self._inspect(arm, self.bindings)
+        # Two copies of one kernel are sampled alike, whatever their warm-up made of it.
+        calls |= {arm: calls[arm.removesuffix(NULL)] for arm in names if arm.endswith(NULL)}
         checked = {arm: int(rng.integers(0, self.options.blocks)) for arm in names}
         samples: list[Sample] = []
         outputs: dict[str, Got] = {}
