@@ -9,6 +9,7 @@ import hashlib
 import importlib.util
 import os
 import platform
+import re
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
@@ -47,6 +48,9 @@ BINDING = (
     "capture",
 )  # fmt: skip
 
+# Parts of binding fields that may differ: a machine counts its memory a little otherwise after each boot.
+_LOOSE = {"memory_bytes"}
+
 Identity = dict[str, Any]
 
 
@@ -59,11 +63,12 @@ def package_version(package: str) -> str:
 
 
 def collect(
-    *, argv: Sequence[str], outside: Iterable[Path], seed: int, capture_sha256: str, device: Mapping[str, Any]
+    *, argv: Sequence[str], sources: Iterable[str], seed: int, capture_sha256: str, device: Mapping[str, Any]
 ) -> Identity:
     """The identity of a run, as plain JSON values.
 
-    ``outside``: sources of kernels that are not ours. ``device``: the facts that a probe of the device brought.
+    ``sources``: those of kernels that are not ours, as ``source_of`` names them. ``device``: the facts that a probe of the
+    device brought.
     """
     from replay.kernels.sycl import isa
     from replay.kernels.sycl.runtime import GPU_NUMERIC_FLAGS, NUMERIC_FLAGS
@@ -74,12 +79,12 @@ def collect(
         "python": platform.python_version(),
         "platform": platform.platform(),
         "packages": {name: package_version(name) for name in PACKAGES},
-        "argv": list(argv),
+        "argv": [_printable(word) for word in argv],
         "seed": seed,
         "sources": {
             "replay": _tree_sha256(package.rglob("*.py"), package),
             "sycl": _tree_sha256(data_path("sycl").glob("*.?pp"), data_path("sycl")),
-            **{str(path): file_sha256(path) if path.is_file() else UNKNOWN for path in outside},
+            **{name: _source_sha256(name) for name in sources},
         },
         "libraries": _libraries(),
         "device": dict(device),
@@ -94,8 +99,14 @@ def collect(
 
 
 def watched(environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables of an environment that matter, by name."""
-    return {name: environment[name] for name in sorted(environment) if name.startswith(WATCHED)}
+    """The variables of an environment that matter, by name. What no shell could have set by name is left out."""
+    names = (n for n in sorted(environment) if n.startswith(WATCHED) and re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", n))
+    return {name: _printable(environment[name]) for name in names}
+
+
+def _printable(text: str) -> str:
+    """Text without the halves of characters that Python makes of bytes that are no UTF-8: no journal could hold them."""
+    return text.encode("utf-8", "replace").decode()
 
 
 def missing(identity: Mapping[str, Any]) -> list[str]:
@@ -104,8 +115,14 @@ def missing(identity: Mapping[str, Any]) -> list[str]:
 
 
 def unknown(identity: Mapping[str, Any]) -> list[str]:
-    """The fields that were looked for and not found."""
-    return [name for name in FIELDS if _at(identity, name) == UNKNOWN]
+    """All that was looked for and not found, down to the parts of a field: ``compilers.icpx``."""
+    return [name for field in identity for name in _unknown(field, identity[field])]
+
+
+def _unknown(name: str, value: Any) -> list[str]:
+    if isinstance(value, Mapping):
+        return [found for part in value for found in _unknown(f"{name}.{part}", value[part])]
+    return [name] if value == UNKNOWN else []
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
@@ -116,7 +133,8 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
         if a == b:
             continue
         if isinstance(a, dict) and isinstance(b, dict):
-            found += [f"{name}.{k}: {a.get(k)} → {b.get(k)}" for k in sorted({*a, *b}) if a.get(k) != b.get(k)]
+            parts = sorted({*a, *b} - _LOOSE)
+            found += [f"{name}.{k}: {a.get(k)} → {b.get(k)}" for k in parts if a.get(k) != b.get(k)]
         else:
             found.append(f"{name}: {a} → {b}")
     return found
@@ -182,19 +200,33 @@ def _libraries() -> dict[str, str]:
     return {Path(path).name: sha256 for path, sha256 in found.items()}
 
 
-def outside(kernels: Iterable[Kernel]) -> list[Path]:
-    """Source files of kernels that are not ours: those of ``--load``, and the modules that entry points name."""
-    found: dict[Path, None] = {}
-    for kernel in kernels:
-        if kernel.file:
-            found[Path(kernel.file)] = None
-        for reference in filter(None, (kernel.prepare, kernel.prepack)):
-            module = reference.partition(":")[0]
-            if module and module.split(".")[0] != "replay":
-                spec = importlib.util.find_spec(module)
-                if spec and spec.origin:
-                    found[Path(spec.origin)] = None
-    return list(found)
+_PACKAGE = "package:"
+
+
+def source_of(kernel: Kernel) -> str:
+    """What a kernel is made of: ``replay`` for ours, the path of a file brought by --load, or ``package:NAME``."""
+    if kernel.file:
+        return kernel.file
+    package = kernel.prepare.partition(":")[0].partition(".")[0]
+    return package if package == "replay" else _PACKAGE + package
+
+
+def outside(kernels: Iterable[Kernel]) -> list[str]:
+    """The sources of kernels that are not ours, each once."""
+    return [name for name in dict.fromkeys(map(source_of, kernels)) if name != "replay"]
+
+
+def _source_sha256(name: str) -> str:
+    """sha256 of a file, or of all files of a package with their names; unknown where it is not there."""
+    if not name.startswith(_PACKAGE):
+        return file_sha256(Path(name)) if Path(name).is_file() else UNKNOWN
+    spec = importlib.util.find_spec(name.removeprefix(_PACKAGE))
+    if spec is None or spec.origin is None:
+        return UNKNOWN
+    if not spec.submodule_search_locations:
+        return file_sha256(Path(spec.origin))
+    root = Path(spec.origin).parent
+    return _tree_sha256((p for p in root.rglob("*") if p.is_file() and "__pycache__" not in p.parts), root)
 
 
 def _output(*command: str) -> str | None:

@@ -43,6 +43,7 @@ ALLOWED = {
     },
     "results": {"model", "session", "timing", "verdict"},
     "endpoint": {
+        "cache",
         "captures",
         "data",
         "devices",

@@ -6,7 +6,7 @@ the second picks the rows that the start indices name.
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -87,15 +87,6 @@ class _Layers:
 
 def _passes(select: Select, batch: Batch) -> bool:
     return (select.min_num_tokens or 0) <= batch.num_tokens <= (select.max_num_tokens or batch.num_tokens)
-
-
-def shape_hits(capture: Capture, select: Select) -> dict[int, int]:
-    """token rows → records of the capture that have so many: how often the endpoint called a layer with that shape."""
-    found: Counter[int] = Counter()
-    for batch in read_batches(capture.routes):
-        if _passes(select, batch):
-            found[batch.num_tokens] += len(batch.layers)
-    return found
 
 
 def _compiled(option: str, pattern: str | None) -> re.Pattern[str]:
@@ -201,10 +192,8 @@ def _pick(
                     yield Source(capture.name, label, start, window), Routes(ids, weights or None)
 
 
-def _token_rows(
-    capture: Capture, select: Select, layers: _Layers
-) -> Iterator[tuple[str, tuple[tuple[int, ...], tuple[float, ...] | None]]]:
-    """(layer label, (ids, weights)) of every token row left by the filters."""
+def _records(capture: Capture, select: Select, layers: _Layers) -> Iterator[tuple[str, Batch, int]]:
+    """(layer label, batch, place in it) of every record left by the filters, from the one origin of its layer."""
     for batch in read_batches(capture.routes):
         if batch.topk_ids is None or not _passes(select, batch):
             continue
@@ -212,16 +201,41 @@ def _token_rows(
             label = layer_label(layer)
             if layers.origin.get(label) != (stage, rank):
                 continue
-            if select.layer_regex is not None and not re.search(select.layer_regex, layer):
-                continue
-            for t in batch.real_tokens(i):
-                weights = None if batch.topk_weights is None else _f32_tuple(batch.topk_weights[i, t])
-                yield label, (tuple(batch.topk_ids[i, t].tolist()), weights)
+            if select.layer_regex is None or re.search(select.layer_regex, layer):
+                yield label, batch, i
+
+
+def _token_rows(
+    capture: Capture, select: Select, layers: _Layers
+) -> Iterator[tuple[str, tuple[tuple[int, ...], tuple[float, ...] | None]]]:
+    """(layer label, (ids, weights)) of every token row left by the filters."""
+    for label, batch, i in _records(capture, select, layers):
+        assert batch.topk_ids is not None  # _records has left out the others
+        for t in batch.real_tokens(i):
+            weights = None if batch.topk_weights is None else _f32_tuple(batch.topk_weights[i, t])
+            yield label, (tuple(batch.topk_ids[i, t].tolist()), weights)
 
 
 def _f32_tuple(row: "np.ndarray[tuple[int, ...], np.dtype[np.float64]]") -> tuple[float, ...]:
     """The router's weights are f32; the text of a capture may hold more digits."""
     return tuple(row.astype(np.float32).astype(np.float64).tolist())
+
+
+def shape_hits(capture: Capture, select: Select, geometry: Geometry) -> dict[int, int]:
+    """token rows → records left by the filters that have so many: how often the endpoint called a layer with that shape."""
+    layers = _count(capture, select, geometry)
+    return Counter(len(batch.real_tokens(i)) for _, batch, i in _records(capture, select, layers))
+
+
+def routes_at(capture: Capture, sources: Iterable[Source], filters: Select, geometry: Geometry) -> dict[Source, Routes]:
+    """The captured rows of many sources, in two readings of the file a window length; those that are not there are left out."""
+    layers = _count(capture, filters, geometry)
+    found: dict[Source, Routes] = {}
+    wanted = {s for s in sources if s.capture == capture.name}
+    for window in sorted({s.rows for s in wanted}):
+        starts = {label: [s.start for s in wanted if (s.layer, s.rows) == (label, window)] for label in layers.rows}
+        found.update(_pick(capture, filters, layers, starts, window))
+    return found
 
 
 def find(capture: Capture, wanted: CaseId, filters: Select) -> Case:

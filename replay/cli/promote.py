@@ -28,7 +28,7 @@ def command(run: Path | None, kernel: str, endpoint: str, output: Path | None, c
         raise InputError("promote", "-o", "a folder, or --dry-run", "both" if output else "neither")
     found, toml = spec.read(promote.locate_endpoint(endpoint))
     folder = run or promote.newest_run(Path("runs"))
-    decision = promote.decide(folder, kernel, found, claim)
+    decision = promote.decide(folder, kernel, found, toml, claim)
     if decision.promotion is None:
         click.echo(f"refused: {kernel} of {folder}, claimed {claim}, for {found.name!r}")
         for refusal in decision.refusals:
@@ -36,13 +36,13 @@ def command(run: Path | None, kernel: str, endpoint: str, output: Path | None, c
         for text in decision.commands:
             click.echo(f"    reproduce: {text}")
         return exit_code(decision.refusals)
-    files = launcher.render(decision.promotion, found, toml)
+    files = launcher.render(decision.promotion, launcher.encoded(decision.promotion), found, toml)
     if output is None:
         for name, data in files.items():
             click.echo(f"==== {name}")
             click.echo(data.decode(), nl=False)
         return 0
-    launcher.write(output, files)
+    launcher.write(output, files, decision.promotion.binaries)
     click.echo(f"promoted: {kernel} as {claim} for {found.name!r}")
     if prediction := decision.promotion.prediction:
         ms = prediction.ms_per_token

@@ -1,11 +1,11 @@
 """Derive a run's claims again, from its journal and its capture: no stored verdict and no stored grade is believed.
 
 Cases are read from the capture anew, the oracle computes their outputs and their work anew, and the hashes of what the
-kernel wrote, in every repeat and in timed calls, must be those of the oracle's outputs. What cannot be computed again,
-the samples' times, is held by the journal's seals.
+kernel wrote, in every repeat and in timed calls, must be those of the oracle's outputs. What was measured (samples,
+ceilings, and what was seen to go wrong) cannot be computed again: it is held by the journal's seals.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,10 +14,10 @@ import msgspec
 
 from replay import identity
 from replay.captures import Capture, locate, open_capture
-from replay.captures.cases import find
+from replay.captures.cases import routes_at
 from replay.devices import UNKNOWN
 from replay.endpoint.reasons import Refusal
-from replay.errors import InputError, ReplayError
+from replay.errors import EnvironmentRefused, InputError, ReplayError
 from replay.exactness import digest, padded
 from replay.identity import Hashes
 from replay.model import NULL, Case, Exact, NotRun
@@ -31,79 +31,97 @@ from replay.stages.stage import Outputs
 from replay.verdict import caps, is_quick, label_of
 
 REPLACED = " (deleted)"  # what Linux puts behind the path of a mapped file that is no longer there
+# A wider margin would let a slower kernel pass as the same, and a restless machine as a quiet one.
+WIDEST_MARGIN = 0.01
 
 
 @dataclass(frozen=True)
 class Now:
-    """What is here today: the identity a run would have, the capture or why there is none, and hashes of files."""
+    """What is here today: the identity a run would have (or why there is none), the capture (or why), hashes of files."""
 
-    identity: identity.Identity
-    capture: Capture | None
-    no_capture: str
+    identity: identity.Identity | str
+    capture: Capture | str
     files: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Examined:
+    """A run, what it claims for a kernel, and every reason not to believe or not to grant it. ``seen`` is None for a
+    journal that was edited."""
+
+    seen: Seen | None
+    claims: list[Group]
+    refusals: list[Refusal]
+    journal_sha256: str
 
 
 def look(seen: Seen) -> Now:
     """Look at the machine: only here is anything read that is not the journal."""
-    capture, why = None, ""
+    capture: Capture | str
     try:
         capture = open_capture(locate(seen.plan.capture_path))
     except ReplayError as error:
-        why = str(error)
-    now = identity_now(seen.plan, capture.sha256 if capture else UNKNOWN)
+        capture = str(error)
+    now: identity.Identity | str
+    try:
+        now = identity_now(seen.plan, UNKNOWN if isinstance(capture, str) else capture.sha256)
+    except EnvironmentRefused as error:
+        now = str(error)
     paths = {path for loaded in seen.loaded for path in loaded.files}
-    return Now(now, capture, why, Hashes().of(sorted(paths)))
+    return Now(now, capture, Hashes().of(sorted(paths)))
 
 
-def refusals(path: Path, kernel: str, claim: str) -> tuple[Seen, list[Group], list[Refusal]]:
-    """(what the journal holds, the kernel's claims, every reason not to believe or not to grant them).
+def examine(path: Path, kernel: str, claim: str, now: Now | None = None) -> Examined:
+    """Hold a run's journal against ``now`` (looked at here, where it is None). InputError for a journal that is empty."""
+    found = j.examine(path)
+    if found.faults or not found.records or not isinstance(found.records[0], j.Begun):
+        if not found.faults:
+            raise InputError(str(path), "journal", "a run that had begun", "none")
+        more = f" (and {len(found.faults) - 1} more lines)" if len(found.faults) > 1 else ""
+        return Examined(None, [], [Refusal("edited_journal", found.faults[0] + more)], found.sha256)
+    seen = Seen(found.records)
+    finished = isinstance(found.records[-1], j.Finished) and not found.cut
+    against = [] if finished else [Refusal("unfinished", "the run has not come to its end")]
+    claims = [g for g in build(found.records, "").groups if g.kernel == kernel]
+    against += _all(seen, claims, kernel, claim, now or look(seen))
+    return Examined(seen, claims, list(dict.fromkeys(against)), found.sha256)
 
-    InputError where there is no run that had begun.
-    """
-    records, faults = j.examine(path)
-    if not records or not isinstance(records[0], j.Begun):
-        raise InputError(str(path), "journal", "a run that had begun", "; ".join(faults) or "none")
-    seen = Seen(records)
-    return seen, *examine(seen, records, faults, kernel, claim, look(seen))
 
-
-def examine(
-    seen: Seen, records: Sequence[j.Record], faults: list[str], kernel: str, claim: str, now: Now
-) -> tuple[list[Group], list[Refusal]]:
-    """The kernel's claims and all that speaks against them. Touches no file but the capture's."""
-    found = [Refusal("edited_journal", fault) for fault in faults]
-    found += _identity(seen, now)
-    if not seen.finished or not isinstance(records[-1], j.Finished):
-        found.append(Refusal("unfinished", "the run has not come to its end"))
+def _all(seen: Seen, claims: list[Group], kernel: str, claim: str, now: Now) -> Iterator[Refusal]:
+    yield from _identity(seen, now)
+    yield from _capture(seen, now)
+    yield from _plan(seen, now)
     if kernel not in {k.id for k in seen.plan.kernels}:
-        found.append(Refusal("kernel_not_in_run", f"{kernel}: the run has {', '.join(k.id for k in seen.plan.kernels)}"))
-        return [], found
-    if faults:
-        return [], found  # its records cannot be taken for what the run wrote
+        yield Refusal("kernel_not_in_run", f"{kernel}: the run has {', '.join(k.id for k in seen.plan.kernels)}")
+        return
     cases = [c for c in seen.plan.cases if c.problem.stage == kernel.split(":")[1]]
-    found += _outcomes(seen, cases, kernel)
-    found += _evidence(seen, cases, kernel, now)
-    claims = [g for g in build(records, "").groups if g.kernel == kernel]
-    found += _verdicts(seen, cases, claims, kernel, claim)
-    return claims, list(dict.fromkeys(found))
+    if not cases:
+        yield Refusal("not_timed", f"{kernel}: the run has no case of its stage")
+    yield from _outcomes(seen, cases, kernel)
+    yield from _processes(seen, cases, kernel)
+    for case in cases:
+        yield from (Refusal("evidence_differs", text, str(case.id)) for text in _answers(seen, case, kernel))
+    yield from _look(seen, cases, kernel)
+    for group in claims:
+        yield from _verdict(seen, group, claim)
+
+
+# ---------------------------------------------------------------- what it ran with, and on
 
 
 def _identity(seen: Seen, now: Now) -> Iterator[Refusal]:
     for name in identity.missing(seen.identity):
         yield Refusal("identity_missing", name)
-    for name in set(identity.unknown(seen.identity)) & set(identity.REQUIRED):
-        yield Refusal("identity_unknown", name)
-    for text in identity.differences(seen.identity, now.identity):
-        if text.startswith("capture:"):
-            continue  # told below, with its reason
-        rebuilt = text.startswith(("sources", "libraries"))
-        yield Refusal("rebuilt_kernel" if rebuilt else "identity_changed", text)
-    if seen.identity.get("capture") != seen.plan.capture_sha256:
-        yield Refusal("capture_changed", "the identity names another capture than the plan")
-    if now.capture is None:
-        yield Refusal("capture_changed" if "sha256" in now.no_capture else "capture_missing", now.no_capture)
-    elif now.capture.sha256 != seen.plan.capture_sha256:
-        yield Refusal("capture_changed", f"sha256 {seen.plan.capture_sha256[:12]}… → {now.capture.sha256[:12]}…")
+    for name in identity.unknown(seen.identity):
+        if name in identity.REQUIRED or name.startswith(("sources.", "libraries.")):
+            yield Refusal("identity_unknown", name)
+    if isinstance(now.identity, str):
+        yield Refusal("identity_changed", now.identity)
+    else:
+        for text in identity.differences(seen.identity, now.identity):
+            if not text.startswith("capture:"):  # told below, with its reason
+                rebuilt = text.startswith(("sources", "libraries"))
+                yield Refusal("rebuilt_kernel" if rebuilt else "identity_changed", text)
     yield from _loaded(seen, now)
 
 
@@ -116,57 +134,81 @@ def _loaded(seen: Seen, now: Now) -> Iterator[Refusal]:
         for path, sha256 in loaded.files.items():
             if path.endswith(REPLACED) or first.setdefault(path, sha256) != sha256:
                 yield Refusal("rebuilt_kernel", f"{path}: built again in mid-run ({loaded.where})")
+            elif sha256 == UNKNOWN:
+                yield Refusal("rebuilt_kernel", f"{path}: gone when it was to be hashed ({loaded.where})")
             elif sha256 != now.files.get(path):
                 yield Refusal("rebuilt_kernel", f"{path}: {sha256[:12]}… → {now.files.get(path, UNKNOWN)[:12]}…")
 
 
+def _capture(seen: Seen, now: Now) -> Iterator[Refusal]:
+    if seen.identity.get("capture") != seen.plan.capture_sha256:
+        yield Refusal("capture_changed", "the identity names another capture than the plan")
+    if isinstance(now.capture, str):
+        there = locate(seen.plan.capture_path).exists()
+        yield Refusal("capture_changed" if there else "capture_missing", now.capture)
+    elif now.capture.sha256 != seen.plan.capture_sha256:
+        yield Refusal("capture_changed", f"sha256 {seen.plan.capture_sha256[:12]}… → {now.capture.sha256[:12]}…")
+    else:
+        yield from _rows(seen, now.capture)
+
+
+def _rows(seen: Seen, capture: Capture) -> Iterator[Refusal]:
+    """The journal's cases, read from the capture again: rows, geometry and modes."""
+    manifest = capture.manifest
+    try:
+        geometry = seen.plan.cases[0].problem.geometry.checked()
+        rows = routes_at(capture, [c.id.source for c in seen.plan.cases], filters(seen.plan), geometry)
+    except (ReplayError, ValueError, IndexError) as error:
+        yield Refusal("evidence_differs", f"the capture does not hold the journal's cases: {error}")
+        return
+    for case in seen.plan.cases:
+        if rows.get(case.id.source) != case.routes:
+            yield Refusal("evidence_differs", "the capture's rows are not the journal's", str(case.id))
+        if case.problem.geometry != (manifest.geometry if manifest else geometry):
+            yield Refusal("geometry_differs", f"{case.problem.geometry}: not that of the capture", str(case.id))
+    modes = {pair for case in seen.plan.cases for pair in case.problem.modes}
+    for name, value in sorted(modes):
+        if manifest and manifest.modes.get(name, value) != value:
+            yield Refusal("modes_differ", f"{name}={value}, the capture was made with {name}={manifest.modes[name]}")
+
+
+def _plan(seen: Seen, now: Now) -> Iterator[Refusal]:
+    if seen.plan.margin > WIDEST_MARGIN:
+        yield Refusal("wide_margin", f"{seen.plan.margin:.1%}, at most {WIDEST_MARGIN:.0%} can promote")
+    if seen.plan.cache == "warm":
+        yield Refusal("not_cold", "the run was --cache warm")
+
+
+# ---------------------------------------------------------------- what came of it
+
+
 def _outcomes(seen: Seen, cases: list[Case], kernel: str) -> Iterator[Refusal]:
     """Red cases, in judging or while timed, each by its own line."""
-    for case in cases:
-        key = str(case.id)
+    for key in (str(case.id) for case in cases):
         if (key, kernel) not in seen.judged:
-            yield Refusal("unfinished", f"{key}: not judged")
+            yield Refusal("unfinished", "not judged", key)
             continue
         outcome = seen.outcome(key, kernel)
         if isinstance(outcome, NotRun) and outcome.status == "UNAVAILABLE":
-            yield Refusal("unavailable", f"{key}: {outcome.detail}")
+            yield Refusal("unavailable", outcome.detail, key)
         elif not isinstance(outcome, Exact):
-            yield Refusal("red_case", f"{key}: {outcome.status}: {outcome.detail}")
+            yield Refusal("red_case", f"{outcome.status}: {outcome.detail}", key)
         elif outcome.timing is None:
-            yield Refusal("not_timed", key)
+            yield Refusal("not_timed", "no sample", key)
 
 
-# ---------------------------------------------------------------- computed again
-
-
-def _evidence(seen: Seen, cases: list[Case], kernel: str, now: Now) -> Iterator[Refusal]:
-    yield from (Refusal("evidence_differs", text) for text in _processes(seen, cases))
-    for case in cases:
-        # A capture that is gone or another one is told already.
-        if now.capture is not None and now.capture.sha256 == seen.plan.capture_sha256 and not _there(seen, case, now.capture):
-            yield Refusal("evidence_differs", f"{case.id}: the capture's rows are not the journal's")
-        yield from (Refusal("evidence_differs", f"{case.id}: {text}") for text in _answers(seen, case, kernel))
-
-
-def _there(seen: Seen, case: Case, capture: Capture) -> bool:
-    """Whether the capture holds this case, row for row."""
-    try:
-        return find(capture, case.id, filters(seen.plan)) == case
-    except ReplayError:
-        return False
-
-
-def _processes(seen: Seen, cases: list[Case]) -> Iterator[str]:
-    """Every process that has ceilings timed every case that any did, and no other did."""
-    ended = {c.process for c in seen.calibrated if c.when == "after"} & {c.process for c in seen.calibrated if c.when == "before"}
+def _processes(seen: Seen, cases: list[Case], kernel: str) -> Iterator[Refusal]:
+    """Every process that has ceilings timed every green case, and no other process did."""
+    ended = set(j.moved(seen.calibrated, seen.plan.margin))
     if ended != set(range(len(ended))):
-        yield f"processes {sorted(ended)}: expected them counted from 0"
-    for case in cases:
-        timed = set(seen.timed.get(str(case.id), {}))
-        if timed and timed != ended:
-            yield f"{case.id}: timed in processes {sorted(timed)}, ceilings of {sorted(ended)}"
+        yield Refusal("evidence_differs", f"processes {sorted(ended)}: expected them counted from 0")
+    for key in (str(case.id) for case in cases):
+        timed = set(seen.timed.get(key, {}))
+        green = (key, kernel) in seen.judged and isinstance(seen.outcome(key, kernel), Exact)
+        if green and timed and timed != ended:
+            yield Refusal("evidence_differs", f"timed in processes {sorted(timed)}, ceilings of {sorted(ended)}", key)
     if strange := set(seen.timed) - {str(c.id) for c in seen.plan.cases}:
-        yield f"{min(strange)}: timed, but not in the plan"
+        yield Refusal("evidence_differs", "timed, but not in the plan", min(strange))
 
 
 def _oracle(case: Case) -> tuple[dict[str, Any], Outputs]:
@@ -178,9 +220,8 @@ def _oracle(case: Case) -> tuple[dict[str, Any], Outputs]:
 def _answers(seen: Seen, case: Case, kernel: str) -> Iterator[str]:
     """What the journal says the kernel and its baseline wrote, held against the oracle's outputs."""
     stage, key = STAGES[case.problem.stage], str(case.id)
-    second = msgspec.structs.replace(case, second=True)
     inputs, want = _oracle(case)
-    _, other = _oracle(second)
+    _, other = _oracle(msgspec.structs.replace(case, second=True))
     specs = stage.specs(case.problem)
 
     def right(answer: j.Answer | None, wanted: Outputs) -> bool:
@@ -198,30 +239,10 @@ def _answers(seen: Seen, case: Case, kernel: str) -> Iterator[str]:
             yield f"{name}: what it wrote when judged is not the oracle's output in {seen.plan.repeats} repeats"
     for process, timed in sorted(seen.timed.get(key, {}).items()):
         for arm in (kernel, baseline, baseline + NULL):
-            if not any(s.arm == arm for s in timed.samples):
+            if not any(s.arm == arm for s in timed.samples) or arm.removesuffix(NULL) in timed.wrong:
                 continue
             if not right(timed.answers.get(arm), want) or not right(timed.second.get(arm), other):
                 yield f"{arm}: what it wrote while timed in process {process} is not the oracle's output"
-
-
-def _verdicts(seen: Seen, cases: list[Case], claims: list[Group], kernel: str, claim: str) -> Iterator[Refusal]:
-    yield from _look(seen, cases, kernel)
-    for group in claims:
-        where = f"{group.stage}, {group.tokens} token{'s' * (group.tokens > 1)}"
-        verdict = group.verdict
-        if verdict is None:
-            continue  # red or not timed, and told so
-        if verdict.label == "BASELINE":
-            yield Refusal("is_baseline", f"{kernel}: {where}")
-            continue
-        for reason in verdict.reasons:
-            if caps(reason) or reason in ("below_floor", "null_differed"):
-                yield Refusal(reason.partition(":")[0], f"{where}: {reason}")
-        if group.comparison is None:
-            continue  # without a baseline, and told so
-        label, i = label_of(group.comparison.effect, seen.plan.margin), group.comparison.effect.ratio
-        if label != "FASTER" and (label != "SAME" or claim != "parity"):
-            yield Refusal("not_faster", f"{where}: {label}, {i.mid:+.1%} [{i.lo:+.1%}, {i.hi:+.1%}], claimed {claim}")
 
 
 def _look(seen: Seen, cases: list[Case], kernel: str) -> Iterator[Refusal]:
@@ -232,3 +253,21 @@ def _look(seen: Seen, cases: list[Case], kernel: str) -> Iterator[Refusal]:
         if any(blocks) and is_quick(len(blocks), min(blocks)):  # a kernel without a sample is told as such
             yield Refusal("quick", f"{len(blocks)} process{'es' * (len(blocks) != 1)} of {min(blocks)} blocks")
             return
+
+
+def _verdict(seen: Seen, group: Group, claim: str) -> Iterator[Refusal]:
+    where = f"{group.stage}, {group.tokens} token{'s' * (group.tokens > 1)}"
+    verdict = group.verdict
+    if verdict is None:
+        return  # red or not timed, and told so
+    if verdict.label == "BASELINE":
+        yield Refusal("is_baseline", f"{group.kernel}: {where}")
+        return
+    for reason in verdict.reasons:
+        if caps(reason) or reason in ("below_floor", "null_differed"):
+            yield Refusal(reason.partition(":")[0], f"{where}: {reason}")
+    if group.comparison is None:
+        return  # without a baseline, and told so
+    label, i = label_of(group.comparison.effect, seen.plan.margin), group.comparison.effect.ratio
+    if label != "FASTER" and (label != "SAME" or claim != "parity"):
+        yield Refusal("not_faster", f"{where}: {label}, {i.mid:+.1%} [{i.lo:+.1%}, {i.hi:+.1%}], claimed {claim}")

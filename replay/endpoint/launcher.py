@@ -5,6 +5,7 @@ Values come from a TOML file that anybody may have written: each is quoted for t
 
 import hashlib
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,8 +17,6 @@ from replay.errors import InputError
 from replay.identity import WATCHED
 from replay.model import Interval, Value
 from replay.results.build import Group
-
-CHECKED = ("identity.json", "engine.toml", "endpoint.toml")
 
 
 class SwapKernel(Value, frozen=True, omit_defaults=True):
@@ -45,7 +44,9 @@ class Engine(Value, frozen=True):
 class Promotion(Value, frozen=True, kw_only=True):
     """identity.json: what was promoted, on what evidence, and what the launcher must find again.
 
-    ``files``: path → sha256 of all that was loaded when the kernel was measured. ``environment``: the watched variables
+    ``source``: the key in the identity's sources that the kernel is made of. ``files``: path → sha256 of all that was
+    loaded when it was measured; ``binaries`` are those of them that were compiled into the cache, which the launcher's
+    own caches begin with, so that what serves is what was measured. ``environment``: the watched variables
     that the server must have; ``overridden``: those in which the endpoint differs from the measurement.
     """
 
@@ -53,14 +54,17 @@ class Promotion(Value, frozen=True, kw_only=True):
     stage: str
     kernel: str
     load: str
+    source: str
     claim: Literal["faster", "parity"]
     device: str
     margin: float
+    cache: str
     processes: int
     claims: tuple[Group, ...]
     prediction: Prediction | None
     journal_sha256: str
     endpoint: str
+    endpoint_sha256: str
     devices: int
     port: int
     min_free_gib: float
@@ -69,6 +73,7 @@ class Promotion(Value, frozen=True, kw_only=True):
     overridden: tuple[str, ...]
     unknown: tuple[str, ...]
     files: dict[str, str]
+    binaries: tuple[str, ...]
     identity: dict[str, Any]
 
 
@@ -79,19 +84,23 @@ def environment(identity: dict[str, Any], endpoint: Endpoint) -> tuple[dict[str,
     return {**measured, **endpoint.env}, overridden
 
 
-def render(promotion: Promotion, endpoint: Endpoint, endpoint_toml: bytes) -> dict[str, bytes]:
-    """The files of a promotion by name."""
+def encoded(promotion: Promotion) -> bytes:
+    """identity.json."""
+    return msgspec.json.format(msgspec.json.encode(promotion), indent=1) + b"\n"
+
+
+def render(promotion: Promotion, identity: bytes, endpoint: Endpoint, endpoint_toml: bytes) -> dict[str, bytes]:
+    """The files of a promotion by name; ``identity`` are the bytes of its identity.json."""
     import tomli_w
 
-    identity = msgspec.json.format(msgspec.json.encode(promotion), indent=1) + b"\n"
     engine = tomli_w.dumps(msgspec.to_builtins(engine_of(promotion))).encode()
     files = {"identity.json": identity, "engine.toml": engine, "endpoint.toml": endpoint_toml}
-    sums = {name: hashlib.sha256(files[name]).hexdigest() for name in CHECKED}
+    variables, _ = environment(promotion.identity, endpoint)
+    shown = "|".join(sorted({*WATCHED, "B70_", *(f"{name}=" for name in {*variables, *CACHES})}))
     for role in ("launch", "control"):
-        variables, _ = environment(promotion.identity, endpoint)
-        shown = "|".join(sorted({*WATCHED, "B70_", *(f"{name}=" for name in {*variables, *CACHES})}))
         files[f"{role}.sh"] = _template("serve.sh.j2").render(
-            role=role, endpoint=endpoint, environment=variables, caches=CACHES, files=sums, shown=shown
+            role=role, endpoint=endpoint, environment=variables, caches=CACHES, shown=shown,
+            identity_sha256=hashlib.sha256(identity).hexdigest(),
         ).encode()  # fmt: skip
     files["README.md"] = _readme(promotion).encode()
     return files
@@ -100,13 +109,14 @@ def render(promotion: Promotion, endpoint: Endpoint, endpoint_toml: bytes) -> di
 def engine_of(promotion: Promotion) -> Engine:
     """The engine file: the kernel serves. A gate that wants it in shadow first writes its own."""
     sources = promotion.identity["sources"]
-    own = hashlib.sha256(f"{sources['replay']} {sources['sycl']}".encode()).hexdigest()
-    sha256 = sources.get(promotion.load, own) if promotion.load else own
+    sha256 = sources[promotion.source]
+    if promotion.source == "replay":  # ours are Python and SYCL
+        sha256 = hashlib.sha256(f"{sources['replay']} {sources['sycl']}".encode()).hexdigest()
     return Engine(Swap("serve", (SwapKernel(promotion.stage, promotion.kernel, sha256, promotion.load),)))
 
 
-def write(folder: Path, files: dict[str, bytes]) -> None:
-    """Write them into a new or empty folder; InputError otherwise."""
+def write(folder: Path, files: dict[str, bytes], binaries: Sequence[str] = ()) -> None:
+    """Write them into a new or empty folder, with the binaries in the launcher's own cache; InputError otherwise."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if any(folder.iterdir()):
@@ -115,6 +125,10 @@ def write(folder: Path, files: dict[str, bytes]) -> None:
             (folder / name).write_bytes(data)
             if name.endswith(".sh"):
                 (folder / name).chmod(0o755)
+        for binary in binaries:
+            placed = folder / "cache" / "launch" / CACHES["B70_CACHE"] / Path(binary).name
+            placed.parent.mkdir(parents=True, exist_ok=True)
+            placed.write_bytes(Path(binary).read_bytes())
     except OSError as error:
         raise InputError(str(folder), "-o", "a folder that can be written", (error.strerror or str(error)).lower()) from None
 
@@ -133,7 +147,7 @@ def _template(name: str) -> Any:
 def _readme(promotion: Promotion) -> str:
     prediction = promotion.prediction
     return str(_template("README.md.j2").render(
-        kernel=promotion.kernel, name=_plain(promotion.endpoint), claim=promotion.claim,
+        kernel=promotion.kernel, cache=promotion.cache, name=_plain(promotion.endpoint), claim=promotion.claim,
         journal_sha256=promotion.journal_sha256, margin=f"{promotion.margin:.1%}", processes=promotion.processes,
         baseline=promotion.claims[0].comparison.baseline if promotion.claims[0].comparison else "none",
         table=[_line(group) for group in promotion.claims],
@@ -149,7 +163,7 @@ def _line(group: Group) -> list[str]:
 
     us, compared = group.us, group.comparison
     return [
-        group.stage, str(group.tokens), str(group.cases), group.exact,
+        group.stage, group.modes or "–", str(group.tokens), str(group.cases), group.exact,
         f"{us.mid:.1f} [{us.lo:.1f}, {us.hi:.1f}]" if us else "–",
         f"{group.times_floor:.2f}" if group.times_floor else "–",
         shares(compared.effect.ratio if compared else None), shares(compared.null.ratio if compared and compared.null else None),

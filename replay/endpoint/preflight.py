@@ -1,9 +1,11 @@
-"""What a generated launcher checks before it starts anything: ``python -m replay.endpoint.preflight DIR ROLE NAME=SHA256…``.
+"""What a generated launcher checks before it starts anything: ``python -m replay.endpoint.preflight DIR ROLE SHA256``, the
+last being that of DIR/identity.json.
 
 Runs in the endpoint's own Python, under the variables that the server will have. Every difference is told, a line each;
 exit code 5 when there is one.
 """
 
+import hashlib
 import os
 import socket
 import sys
@@ -13,29 +15,60 @@ from typing import Any
 
 import msgspec
 
+import replay
 from replay import identity
 from replay.captures.manifest import file_sha256
 from replay.devices import Device, cpu_facts
-from replay.endpoint.launcher import Promotion
-from replay.endpoint.spec import CACHES
-from replay.errors import EnvironmentRefused
+from replay.endpoint.launcher import Promotion, render
+from replay.endpoint.spec import CACHES, read
+from replay.errors import EnvironmentRefused, InputError
 
 GIB = 1 << 30
 
 
-def differences(folder: Path, sums: Mapping[str, str]) -> Iterator[str]:
+def differences(folder: Path, sha256: str) -> Iterator[str]:
     """All that is not as it was promoted, as ``what: expected …, got …``."""
-    changed = list(_changed({str(folder / name): sha256 for name, sha256 in sums.items()}))
+    path = folder / "identity.json"
+    changed = list(_changed({str(path): sha256}))
     yield from changed
     if changed:
         return  # an identity that was edited says nothing
-    promotion = msgspec.json.decode((folder / "identity.json").read_bytes(), type=Promotion)
-    yield from _changed(promotion.files)
+    try:
+        promotion = msgspec.json.decode(path.read_bytes(), type=Promotion)
+    except msgspec.ValidationError as error:
+        yield f"{path}: expected the form of b70-replay {replay.__version__}, got {error}"
+        return
+    yield from _rendered(folder, promotion)
+    yield from _changed(_in_place(folder, promotion))
     yield from _versions(promotion)
     yield from _variables(promotion, os.environ)
     yield from _devices(promotion)
     yield from _orphans()
     yield from _port(promotion)
+
+
+def _rendered(folder: Path, promotion: Promotion) -> Iterator[str]:
+    """The folder's files, rendered again from identity and endpoint file."""
+    try:
+        endpoint, toml = read(folder / "endpoint.toml")
+    except InputError as error:
+        yield str(error)
+        return
+    identity_json = (folder / "identity.json").read_bytes()
+    for name, data in render(promotion, identity_json, endpoint, toml).items():
+        path = folder / name
+        if not path.is_file() or path.read_bytes() != data:
+            yield f"{path}: expected sha256 {hashlib.sha256(data).hexdigest()}, got another file"
+    if hashlib.sha256(toml).hexdigest() != promotion.endpoint_sha256:
+        yield f"{folder / 'endpoint.toml'}: expected sha256 {promotion.endpoint_sha256}, got another file"
+
+
+def _in_place(folder: Path, promotion: Promotion) -> dict[str, str]:
+    """path → sha256 of what was loaded; compiled binaries are looked at where the server will find them."""
+    cache = folder / "cache" / "launch" / CACHES["B70_CACHE"]
+    return {
+        str(cache / Path(path).name) if path in promotion.binaries else path: sha256 for path, sha256 in promotion.files.items()
+    }
 
 
 def _changed(files: Mapping[str, str]) -> Iterator[str]:
@@ -51,12 +84,12 @@ def _changed(files: Mapping[str, str]) -> Iterator[str]:
 def _versions(promotion: Promotion) -> Iterator[str]:
     """The measured identity against this Python and this machine: sources, versions, device, flags."""
     before = promotion.identity
-    outside = [Path(name) for name in before["sources"] if name not in ("replay", "sycl")]
+    outside = [name for name in before["sources"] if name not in ("replay", "sycl")]
     try:
         facts = cpu_facts() if promotion.device == "cpu" else Device(promotion.device).facts()
-    except EnvironmentRefused as error:
-        facts = {"name": str(error)}
-    now = identity.collect(argv=(), outside=outside, seed=0, capture_sha256=before["capture"], device=facts)
+    except (EnvironmentRefused, RuntimeError) as error:  # torch raises RuntimeError for a lost device
+        facts = {"name": str(error).splitlines()[0]}
+    now = identity.collect(argv=(), sources=outside, seed=0, capture_sha256=before["capture"], device=facts)
     measured: dict[str, Any] = {**before, "environment": {}}
     # A package that was not there when the kernel was measured had no part in it: the endpoint file pins such ones.
     measured["packages"] = {n: now["packages"].get(n) if v == "absent" else v for n, v in before["packages"].items()}
@@ -95,14 +128,23 @@ def _devices(promotion: Promotion) -> Iterator[str]:
 
 
 def _orphans() -> Iterator[str]:
-    """vLLM processes whose parent is gone: they hold memory, and sometimes a card."""
+    """vLLM workers whose server is gone: they hold memory, and sometimes a card."""
     import psutil
 
-    for process in psutil.process_iter(["pid", "ppid", "name", "cmdline"]):
-        words = [process.info["name"] or "", *(process.info["cmdline"] or [])]
-        engine = any(word.startswith("VLLM::") or "vllm.entrypoints" in word for word in words)
-        if engine and process.info["ppid"] == 1:
-            yield f"workers: expected none left behind, got process {process.info['pid']} ({words[0]})"
+    found = {p.pid: p.info for p in psutil.process_iter(["ppid", "name", "cmdline"])}
+    yield from orphans({pid: (i["ppid"], [i["name"] or "", *(i["cmdline"] or [])]) for pid, i in found.items()})
+
+
+def orphans(processes: Mapping[int, tuple[int, Sequence[str]]]) -> Iterator[str]:
+    """Of processes (pid → parent, words), those named as engine cores or workers whose parent is no part of vLLM."""
+
+    def of_vllm(pid: int) -> bool:
+        return any("vllm" in word.lower() for word in processes.get(pid, (0, ()))[1])
+
+    for pid, (parent, words) in processes.items():
+        named = next((word for word in words if word.startswith("VLLM::")), None)
+        if named and not of_vllm(parent):
+            yield f"workers: expected none left behind, got process {pid} ({named})"
 
 
 def _port(promotion: Promotion) -> Iterator[str]:
@@ -116,9 +158,8 @@ def _port(promotion: Promotion) -> Iterator[str]:
 
 def main(arguments: Sequence[str]) -> int:
     """The exit code: 0 where the server may start, 5 where something differs."""
-    folder, role, *sums = arguments
-    pairs = (word.rpartition("=") for word in sums)
-    found = list(differences(Path(folder), {name: sha256 for name, _, sha256 in pairs}))
+    folder, role, sha256 = arguments
+    found = list(differences(Path(folder), sha256))
     for text in found:
         print(f"{role}.sh: {text}", file=sys.stderr)
     return EnvironmentRefused.exit_code if found else 0

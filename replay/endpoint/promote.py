@@ -1,9 +1,11 @@
 """Decide on a promotion: examine the run, hold it against the endpoint, and make what the launcher needs."""
 
+import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from replay import cache
 from replay.captures import locate, open_capture
 from replay.captures.cases import shape_hits
 from replay.data import path as data_path
@@ -12,7 +14,7 @@ from replay.endpoint.predict import predict
 from replay.endpoint.reasons import Refusal
 from replay.endpoint.spec import Endpoint
 from replay.errors import InputError
-from replay.identity import unknown
+from replay.identity import source_of, unknown
 from replay.results.build import Group, reproduction
 from replay.results.seen import Seen
 from replay.session import journal as j
@@ -23,10 +25,8 @@ Claim = Literal["faster", "parity"]
 
 @dataclass(frozen=True)
 class Decision:
-    """Every reason against, or the promotion; ``commands`` show what was refused again."""
+    """Every reason against, with the commands that show red cases again; or the promotion."""
 
-    kernel: str
-    claims: list[Group]
     refusals: list[Refusal]
     commands: list[str]
     promotion: launcher.Promotion | None
@@ -46,17 +46,17 @@ def locate_endpoint(name: str) -> Path:
     return own if not path.exists() and "/" not in name and own.is_file() else path
 
 
-def decide(run: Path, kernel: str, endpoint: Endpoint, claim: Claim) -> Decision:
+def decide(run: Path, kernel: str, endpoint: Endpoint, endpoint_toml: bytes, claim: Claim) -> Decision:
     """Examine a run's claims for a kernel, all of them, and promote it where nothing speaks against it."""
-    seen, claims, refusals = evidence.refusals(run / j.NAME, kernel, claim)
-    refusals += _misfits(seen, endpoint)
-    commands = [
-        reproduction(seen.plan, case, kernel)
-        for case in dict.fromkeys(r.detail.partition(": ")[0] for r in refusals if r.code == "red_case")
-    ]
+    found = evidence.examine(run / j.NAME, kernel, claim)
+    if found.seen is None:
+        return Decision(found.refusals, [], None)
+    refusals = [*found.refusals, *_misfits(found.seen, endpoint)]
     if refusals:
-        return Decision(kernel, claims, refusals, commands, None)
-    return Decision(kernel, claims, [], [], _promotion(seen, claims, kernel, endpoint, claim, j.sha256(run / j.NAME)))
+        red = dict.fromkeys(r.case for r in refusals if r.code == "red_case")
+        return Decision(refusals, [reproduction(found.seen.plan, case, kernel) for case in red], None)
+    sums = found.journal_sha256, hashlib.sha256(endpoint_toml).hexdigest()
+    return Decision([], [], _promotion(found.seen, found.claims, kernel, endpoint, claim, *sums))
 
 
 def _misfits(seen: Seen, endpoint: Endpoint) -> list[Refusal]:
@@ -73,18 +73,22 @@ def _misfits(seen: Seen, endpoint: Endpoint) -> list[Refusal]:
 
 
 def _promotion(
-    seen: Seen, claims: list[Group], kernel: str, endpoint: Endpoint, claim: Claim, journal_sha256: str
+    seen: Seen, claims: list[Group], kernel: str, endpoint: Endpoint, claim: Claim, journal_sha256: str, endpoint_sha256: str
 ) -> launcher.Promotion:
     plan = seen.plan
     cases = [c for c in plan.cases if c.problem.stage == kernel.split(":")[1]]
-    hits = shape_hits(open_capture(locate(plan.capture_path)), filters(plan))
+    hits = shape_hits(open_capture(locate(plan.capture_path)), filters(plan), cases[0].problem.geometry)
+    chosen = next(k for k in plan.kernels if k.id == kernel)
+    loaded = {path: sha256 for record in seen.loaded for path, sha256 in record.files.items()}
     environment, overridden = launcher.environment(seen.identity, endpoint)
     return launcher.Promotion(
         form="b70-promotion/1", stage=cases[0].problem.stage, kernel=kernel,
-        load=next(k.file or "" for k in plan.kernels if k.id == kernel), claim=claim, device=plan.device, margin=plan.margin,
+        load=chosen.file or "", source=source_of(chosen), claim=claim, device=plan.device, margin=plan.margin,
+        cache=plan.cache, binaries=tuple(p for p in loaded if Path(p).is_relative_to(cache.folder())),
         processes=len(seen.samples([str(cases[0].id)])), claims=tuple(claims),
         prediction=predict(seen, cases, kernel, hits, endpoint.calls_per_token), journal_sha256=journal_sha256,
-        endpoint=endpoint.name, devices=endpoint.devices, port=endpoint.port, min_free_gib=endpoint.min_free_gib,
+        endpoint=endpoint.name, endpoint_sha256=endpoint_sha256,
+        devices=endpoint.devices, port=endpoint.port, min_free_gib=endpoint.min_free_gib,
         packages=endpoint.packages, environment=environment, overridden=overridden, unknown=tuple(unknown(seen.identity)),
-        files={path: sha256 for loaded in seen.loaded for path, sha256 in loaded.files.items()}, identity=seen.identity,
+        files=loaded, identity=seen.identity,
     )  # fmt: skip

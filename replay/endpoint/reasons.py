@@ -30,6 +30,8 @@ REASONS: dict[str, Reason] = {
     "unavailable": Reason(ENVIRONMENT, "the kernel could not run where it was measured; its line says what was missing"),
     "device_differs": Reason(ENVIRONMENT, "measure on the kind of device that the endpoint runs on"),
     "geometry_differs": Reason(ENVIRONMENT, "measure on a capture of the endpoint's model and tensor-parallel size"),
+    "modes_differ": Reason(NO_VERDICT, "judge it in the modes that the capture was made with"),
+    "wide_margin": Reason(NO_VERDICT, "run with a margin of one percent or less"),
     "kernel_not_in_run": Reason(NO_VERDICT, "choose one of the run's kernels, or run with this one"),
     "is_baseline": Reason(NO_VERDICT, "a baseline is not compared with itself: name another with --baseline and run again"),
     "unfinished": Reason(NO_VERDICT, "`b70-replay run --resume` goes on with the run"),
@@ -41,19 +43,21 @@ REASONS: dict[str, Reason] = {
     "null_inconclusive": Reason(NO_VERDICT, "too restless to tell two copies of the baseline alike: take more processes"),
     "null_missing": Reason(NO_VERDICT, "no second copy of the baseline was timed: run it again"),
     "ceiling_drift": Reason(NO_VERDICT, "the machine's own rates moved in mid-run: run it again on a quiet machine"),
-    "not_cold": Reason(NO_VERDICT, "the weights did not pass the cache: more experts, or a geometry of true size"),
+    "not_cold": Reason(NO_VERDICT, "weights came from the cache: --cache cold-weights, and a geometry of true size"),
     "not_faster": Reason(NO_VERDICT, "the claim is not met; a kernel that is the same can be claimed with --claim parity"),
 }  # fmt: skip
 
 
 class Refusal(Value, frozen=True):
-    """One reason not to promote: its code in REASONS, and what was found."""
+    """One reason not to promote: its code in REASONS, what was found, and the case it was found in, if it was one."""
 
     code: str
     detail: str
+    case: str = ""
 
     def __str__(self) -> str:
-        return f"{self.code}: {self.detail}; {REASONS[self.code].remedy}"
+        where = f"{self.case}: " if self.case else ""
+        return f"{self.code}: {where}{self.detail}; {REASONS[self.code].remedy}"
 
 
 def exit_code(refusals: list[Refusal]) -> int:

@@ -21,8 +21,8 @@ CACHES = {
 }
 # Variables that decide which program or library runs, or that are the launcher's own: no endpoint file may set them.
 _FORBIDDEN = re.compile(
-    r"PATH|IFS|ENV|HOME|SHELL.*|BASH.*|PS\d|PROMPT_COMMAND|LD_.*|PYTHON.*|B70_.*|here|python|cache|command|server|tenths|"
-    + "|".join(CACHES)
+    r"PATH|CDPATH|IFS|ENV|HOME|SHELL.*|BASH.*|PS\d|PROMPT_COMMAND|E?UID|PPID|_|LD_.*|PYTHON.*|OCL_ICD_.*|ZE_ENABLE_ALT_DRIVERS|"
+    r"B70_.*|here|python|command|server|tenths|" + "|".join(CACHES)
 )
 
 

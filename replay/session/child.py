@@ -122,8 +122,9 @@ def loaded_files() -> tuple[str, ...]:
     runtime = sys.modules.get("replay.kernels.sycl.runtime")
     binaries = {str(path) for path in runtime.binaries} if runtime else set()
     known = (*(sysconfig.get_path(p) for p in ("stdlib", "purelib", "platlib")), str(Path(replay.__file__).parent))
-    modules = {str(m.__file__) for m in list(sys.modules.values()) if getattr(m, "__file__", None)}
-    users = {m for m in modules if Path(m).is_file() and Path(m).is_absolute() and not m.startswith(known)}
+    specs = [getattr(module, "__spec__", None) for module in list(sys.modules.values())]
+    origins = {Path(spec.origin) for spec in specs if spec is not None and isinstance(spec.origin, str)}
+    users = {str(p) for p in origins if p.is_absolute() and p.is_file() and not any(p.is_relative_to(k) for k in known)}
     return tuple(sorted(libraries | binaries | users))
 
 

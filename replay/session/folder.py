@@ -18,8 +18,8 @@ from replay.session.workers import probe
 def identity_now(plan: j.Plan, capture_sha256: str, argv: Sequence[str] = ()) -> identity.Identity:
     """The identity that a run of this plan would have now, on its device."""
     facts = probe(plan.device)
-    outside = identity.outside(plan.kernels)
-    return identity.collect(argv=argv, outside=outside, seed=plan.seed, capture_sha256=capture_sha256, device=facts)
+    sources = identity.outside(plan.kernels)
+    return identity.collect(argv=argv, sources=sources, seed=plan.seed, capture_sha256=capture_sha256, device=facts)
 
 
 def begin(plan: j.Plan, output: Path | None, argv: Sequence[str]) -> tuple[Path, list[j.Record], j.Journal]:

@@ -7,6 +7,7 @@ crash is dropped on reading; a line in the middle that does not fit its seal is 
 import hashlib
 import os
 from collections.abc import Iterable, Iterator
+from itertools import combinations
 from pathlib import Path
 from types import TracebackType
 from typing import Annotated, Any, Literal
@@ -98,10 +99,18 @@ class Calibrated(Value, frozen=True, tag="calibrated", tag_field="record"):
 
 
 def moved(calibrated: Iterable[Calibrated], margin: float) -> dict[int, list[str]]:
-    """process → the ceilings that parted between its beginning and its end, for processes that came to their end."""
-    whens: dict[tuple[int, str], Ceilings] = {(c.process, c.when): c.ceilings for c in calibrated}
-    ended = sorted(process for process, when in whens if when == "after" and (process, "before") in whens)
-    return {process: drifted(whens[process, "before"], whens[process, "after"], margin) for process in ended}
+    """process → the ceilings that parted between any two of its calibrations, for processes that came to their end.
+
+    A process that was interrupted has more than two: its samples lie between the first and the last.
+    """
+    mine: dict[int, list[Calibrated]] = {}
+    for record in calibrated:
+        mine.setdefault(record.process, []).append(record)
+    ended = {p: records for p, records in sorted(mine.items()) if {r.when for r in records} == {"before", "after"}}
+    return {
+        process: sorted({n for a, b in combinations(records, 2) for n in drifted(a.ceilings, b.ceilings, margin)})
+        for process, records in ended.items()
+    }
 
 
 class Timed(Value, frozen=True, tag="timed", tag_field="record"):
@@ -201,14 +210,23 @@ def resume(path: Path) -> tuple[list[Record], Journal]:
     return records, Journal(path, seal)
 
 
-def examine(path: Path) -> tuple[list[Record], list[str]]:
-    """(records that parse, what is wrong with the file): whatever its seals say, so that every fault can be told."""
+class Examined(msgspec.Struct, frozen=True):
+    """A journal as it is: the records that parse, what is wrong with its lines, whether its last line was cut off (which is
+    what a killed run leaves behind), and the sha256 of the file."""
+
+    records: list[Record]
+    faults: list[str]
+    cut: bool
+    sha256: str
+
+
+def examine(path: Path) -> Examined:
+    """Read a journal whatever its seals say, so that every fault can be told."""
     records: list[Record] = []
     faults: list[str] = []
     seal = ""
-    lines = _read(path).split(b"\n")
-    if lines[-1]:
-        faults.append(f"line {len(lines)}: cut off")
+    data = _read(path)
+    lines = data.split(b"\n")
     for number, raw in enumerate(lines[:-1], 1):
         try:
             line = _lines.decode(raw)
@@ -220,7 +238,7 @@ def examine(path: Path) -> tuple[list[Record], list[str]]:
         if seal != line.seal:
             faults.append(f"line {number}: its seal does not fit")
             seal = line.seal
-    return records, faults
+    return Examined(records, faults, bool(lines[-1]), hashlib.sha256(data).hexdigest())
 
 
 def _read(path: Path) -> bytes:

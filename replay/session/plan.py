@@ -5,6 +5,7 @@ Nothing is written and no kernel is run here; whatever is wrong with the request
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import msgspec
 
@@ -67,6 +68,7 @@ def make_plan(asked: Asked) -> Plan:
     for stage in stages:
         if not any(k.stage == stage for k in chosen) and asked.kernels:
             selected = [c for c in selected if c.problem.stage != stage]
+    stages = list(dict.fromkeys(c.problem.stage for c in selected))
     if asked.baseline is not None:
         chosen = _with_baseline(chosen, kernels, asked.baseline, stages)
     drawn = [f"hidden rows, weights and scales ({GENERATOR}, seed {asked.seed})"]
@@ -74,13 +76,18 @@ def make_plan(asked: Asked) -> Plan:
         drawn.append("router weights (the capture has none)")
     manifest = capture.manifest
     return Plan(
-        capture=capture.name, capture_path=str(asked.capture), capture_sha256=capture.sha256,
+        capture=capture.name, capture_path=_whole(asked.capture), capture_sha256=capture.sha256,
         origin=manifest.origin if manifest else "recorded, no manifest", cases=tuple(selected), kernels=tuple(chosen),
         named=tuple(named), baseline=asked.baseline, device=asked.device, cache=asked.cache, repeats=asked.repeats,
         blocks=asked.blocks, processes=asked.processes, margin=asked.margin,
         quick=is_quick(asked.processes, asked.blocks), seed=asked.seed, require=asked.require,
         drawn=tuple(drawn), selectors=_selectors(asked),
     )  # fmt: skip
+
+
+def _whole(capture: str) -> str:
+    """A path that holds from any folder, or the name of a shipped capture as it is."""
+    return str(Path(capture).resolve()) if Path(capture).exists() else capture
 
 
 def check_stages(kernels: Iterable[Kernel]) -> None:
@@ -167,6 +174,7 @@ def _selectors(asked: Asked) -> tuple[str, ...]:
 
 
 _FILTERS = {
+    "--route-layer-regex": "layer_regex",
     "--route-stage-regex": "stage_regex",
     "--route-min-num-tokens": "min_num_tokens",
     "--route-max-num-tokens": "max_num_tokens",
@@ -175,6 +183,5 @@ _FILTERS = {
 
 def filters(plan: Plan) -> Select:
     """The filters of a plan, read back from the words that a reproduction shows."""
-    # A plan keeps words, since a document prints them; a row's index cannot be found again without their meaning.
     given = {_FILTERS[option]: value for option, value in zip(plan.selectors[::2], plan.selectors[1::2], strict=True)}
     return Select(**{field: int(value) if field.endswith("tokens") else value for field, value in given.items()})  # type: ignore[arg-type]  # each field gets its own type

@@ -154,7 +154,7 @@ class Session:
             elif isinstance(message, Raised):
                 self._outcome(todo[message.index], kernel, NotRun("CRASHED", message.summary, message.trace))
                 done = message.index + 1
-            elif isinstance(message, Died):
+            elif isinstance(message, Died) and done < len(todo):  # behind its last answer there is nothing to charge
                 status: Literal["CRASHED", "TIMEOUT"] = "TIMEOUT" if message.timed_out else "CRASHED"
                 self._outcome(todo[done], kernel, NotRun(status, message.how, message.log_tail))
                 done += 1
@@ -254,6 +254,8 @@ class Session:
                 self.write(j.Timed(process, str(case.id), message.samples, wrong, answers, others))
                 self.progress("time", process * cases + done + message.index + 1, self.plan.processes * cases)
             elif isinstance(message, Died):
+                if not jobs:
+                    raise EnvironmentRefused(f"timing process {process} died at its ceilings ({message.how}): {message.log_tail}")
                 self._charge(worker, process, jobs[message.index], message)
             elif isinstance(message, Done):
                 self._loaded(f"time {process}", message)

@@ -125,7 +125,7 @@ def test_a_run_keeps_its_documents(cli: Cli, tmp_path: Path) -> None:
     assert [r["case"] for r in result["rows"]] == [
         f"moe.remap@qwen36:tp4/qwen36-generated/{x}/r0+2#7" for x in ("L9", "L14", "L23")
     ]
-    assert "QUICK: one process" in done.stdout
+    assert "QUICK: 1 process." in done.stdout
     assert "moe.remap · qwen36 tp4 · qwen36-generated L9,L14,L23 · 2 tokens · 3 cases" in done.stdout
 
 

@@ -69,9 +69,7 @@ class Run:
 
     def refused(self, kernel: str = MINE, claim: str = "faster", now: Now | None = None) -> list[Refusal]:
         """Every reason against."""
-        records, faults = j.examine(self.journal)
-        seen = Seen(records)
-        return examine(seen, records, faults, kernel, claim, now or look(seen))[1]
+        return examine(self.journal, kernel, claim, now).refusals
 
     def codes(self, kernel: str = MINE, claim: str = "faster") -> list[str]:
         """The codes of every reason against, each once."""
@@ -113,7 +111,8 @@ def steady(real: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
         if isinstance(record, j.Begun):
             kernels = tuple(msgspec.structs.replace(k, file=k.file and moved(k.file)) for k in record.plan.kernels)
             identity = json.loads(moved(json.dumps(record.identity)))
-            return j.Begun(msgspec.structs.replace(record.plan, kernels=kernels), identity)
+            plan = msgspec.structs.replace(record.plan, kernels=kernels, capture_path=moved(record.plan.capture_path))
+            return j.Begun(plan, identity)
         if isinstance(record, j.Loaded):
             return j.Loaded(record.where, {moved(path): sha256 for path, sha256 in record.files.items()})
         if isinstance(record, j.Calibrated):

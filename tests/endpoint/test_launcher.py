@@ -13,8 +13,9 @@ import msgspec
 import psutil
 import pytest
 
+from replay.captures.manifest import file_sha256
 from replay.devices import cpu_facts
-from replay.endpoint.launcher import Promotion, render, write
+from replay.endpoint.launcher import Promotion, encoded, render, write
 from replay.endpoint.predict import Prediction
 from replay.endpoint.promote import locate_endpoint
 from replay.endpoint.spec import Endpoint, read
@@ -39,8 +40,8 @@ def promotion(endpoint: Endpoint, identity: dict[str, object] | None = None, **f
     fixed = {name.partition(".")[0]: "fixed" for name in FIELDS}
     fixed |= {"sources": {"replay": "0" * 64, "sycl": "1" * 64}, "environment": {"SYCL_CACHE_PERSISTENT": "1"}}
     base = Promotion(
-        form="b70-promotion/1", stage="moe.layer", kernel="sycl:moe.layer:staged", load="", claim="faster",
-        device=endpoint.device, margin=0.01, processes=5, claims=(GROUP,),
+        form="b70-promotion/1", stage="moe.layer", kernel="sycl:moe.layer:staged", load="", source="replay", claim="faster",
+        device=endpoint.device, margin=0.01, cache="cold-weights", endpoint_sha256="4" * 64, binaries=(), processes=5, claims=(GROUP,),
         prediction=Prediction(
             ms_per_token=Interval(4.8, 4.7, 4.9), baseline="eager:moe.layer", layers=40, calls_per_token=1.0,
             weights={1: 1.0}, weighted_by="192 records of the capture",
@@ -53,11 +54,16 @@ def promotion(endpoint: Endpoint, identity: dict[str, object] | None = None, **f
     return msgspec.structs.replace(base, **fields)
 
 
+def rendered(promotion: Promotion, endpoint: Endpoint, toml: bytes) -> dict[str, bytes]:
+    """The files of a promotion that is made now."""
+    return render(promotion, encoded(promotion), endpoint, toml)
+
+
 @pytest.mark.parametrize("name", ["tiny-cpu", "b70-tp4-qwen36"])
 def test_golden(name: str, tmp_path: Path) -> None:
     """Both shipped endpoints render to the files kept here; `B70_GOLDEN=write` writes them anew."""
     endpoint, toml = read(locate_endpoint(name))
-    files = render(promotion(endpoint), endpoint, toml)
+    files = rendered(promotion(endpoint), endpoint, toml)
     assert files.pop("endpoint.toml") == toml
     for file, data in files.items():
         if os.environ.get("B70_GOLDEN") == "write":
@@ -77,15 +83,15 @@ def test_shellcheck_finds_nothing(name: str) -> None:
 def test_the_engine_file_names_the_kernel() -> None:
     """What the plugin reads: mode, stage, id and sha256; the file of a user's own kernel with its own hash."""
     endpoint, toml = read(locate_endpoint("tiny-cpu"))
-    engine = tomllib.loads(render(promotion(endpoint), endpoint, toml)["engine.toml"].decode())
+    engine = tomllib.loads(rendered(promotion(endpoint), endpoint, toml)["engine.toml"].decode())
     assert engine["swap"]["mode"] == "serve"
     (kernel,) = engine["swap"]["kernel"]
     assert (kernel["stage"], kernel["kernel"]) == ("moe.layer", "sycl:moe.layer:staged")
     assert len(kernel["sha256"]) == 64
     assert "load" not in kernel
-    mine = promotion(endpoint, load="/k/mine.py")
+    mine = promotion(endpoint, load="/k/mine.py", source="/k/mine.py")
     mine.identity["sources"]["/k/mine.py"] = "3" * 64
-    (kernel,) = tomllib.loads(render(mine, endpoint, toml)["engine.toml"].decode())["swap"]["kernel"]
+    (kernel,) = tomllib.loads(rendered(mine, endpoint, toml)["engine.toml"].decode())["swap"]["kernel"]
     assert (kernel["load"], kernel["sha256"]) == ("/k/mine.py", "3" * 64)
 
 
@@ -126,9 +132,9 @@ def test_no_value_of_an_endpoint_file_can_run(tmp_path: Path) -> None:
     source.write_text(tomli_w.dumps(document))
     endpoint, toml = read(source)
     measured = {"SYCL_EVIL": EVIL[3], "ZE_EVIL": EVIL[5]}
-    promoted = promotion(endpoint, environment=measured | endpoint.env, kernel="sycl:moe.layer:staged")
+    promoted = promotion(endpoint, environment=measured | endpoint.env)
     promoted.identity["environment"] = measured
-    write(out, render(promoted, endpoint, toml))
+    write(out, rendered(promoted, endpoint, toml))
     for script in ("launch.sh", "control.sh"):
         for arguments in ([], ["--dry-run"]):
             environment = {"PATH": os.environ["PATH"], "SEEN": str(seen)}
@@ -154,6 +160,8 @@ def test_no_value_of_an_endpoint_file_can_run(tmp_path: Path) -> None:
         ('env = { PATH = "/evil" }', "env.PATH: expected a variable that is not the shell's"),
         ('env = { LD_PRELOAD = "evil.so" }', "env.LD_PRELOAD"),
         ('env = { BASH_ENV = "evil.sh" }', "env.BASH_ENV"),
+        ('env = { UID = "1" }', "env.UID"),
+        ('env = { OCL_ICD_FILENAMES = "evil.so" }', "env.OCL_ICD_FILENAMES"),
         ('env = { VLLM_CACHE_ROOT = "/shared" }', "env.VLLM_CACHE_ROOT"),
         ('env = { "A=$(x)" = "1" }', "a variable's name"),
         ('model = "--config=evil"', "model: expected a name or path"),
@@ -202,19 +210,25 @@ os.execv({python!r}, [{python!r}, *sys.argv[1:]])
 @pytest.fixture
 def launcher(tmp_path: Path) -> Path:
     """A folder promoted on this machine, its server a stub that leaves a deaf worker behind."""
-    endpoint, toml = read(locate_endpoint("tiny-cpu"))
-    endpoint = msgspec.structs.replace(
-        endpoint, python=stub(tmp_path / "bin", SERVER), stop_timeout_s=1, min_free_gib=0.0, port=free_port()
-    )
-    identity = collect(argv=(), outside=(), seed=7, capture_sha256="0" * 64, device=cpu_facts())
+    import tomli_w
+
+    source = tmp_path / "endpoint.toml"
+    fields = {"python": stub(tmp_path / "bin", SERVER), "stop_timeout_s": 2, "min_free_gib": 0.0, "port": free_port()}
+    source.write_text(tomli_w.dumps(tomllib.loads(locate_endpoint("tiny-cpu").read_text()) | fields))
+    endpoint, toml = read(source)
+    identity = collect(argv=(), sources=(), seed=7, capture_sha256="0" * 64, device=cpu_facts())
     library = tmp_path / "kernel.so"
     library.write_bytes(b"built once")
-    from replay.captures.manifest import file_sha256
-
-    files = {str(library): file_sha256(library)}
-    promoted = promotion(endpoint, identity=identity, environment=endpoint.env, files=files)
+    binary = tmp_path / "cache" / "kernel.syclbin"
+    binary.parent.mkdir()
+    binary.write_bytes(b"compiled once")
     identity["environment"] = {}
-    write(tmp_path / "out", render(promoted, endpoint, toml))
+    promoted = promotion(
+        endpoint, identity=identity, environment=endpoint.env, binaries=(str(binary),), endpoint_sha256=file_sha256(source),
+        files={str(path): file_sha256(path) for path in (library, binary)},
+    )  # fmt: skip
+    write(tmp_path / "out", rendered(promoted, endpoint, toml), promoted.binaries)
+    binary.unlink()  # the launcher has its own
     return tmp_path / "out"
 
 
@@ -249,12 +263,17 @@ def test_a_changed_hash_is_named(launcher: Path) -> None:
     library.write_bytes(b"built twice")
     (line,) = refusal(launcher)
     assert line.startswith(f"launch.sh: {library}: expected sha256 ")
-    for name in ("engine.toml", "identity.json", "endpoint.toml"):
+    library.write_bytes(b"built once")
+    names = ("engine.toml", "identity.json", "endpoint.toml", "control.sh", "cache/launch/b70-replay/kernel.syclbin")
+    for name in names:
         before = (launcher / name).read_bytes()
         (launcher / name).write_bytes(before + b" ")
-        (line,) = refusal(launcher)
-        assert f"{name}: expected sha256" in line
+        assert any(f"{name}: expected sha256" in line for line in refusal(launcher)), name
         (launcher / name).write_bytes(before)
+    script = launcher / "launch.sh"
+    script.write_text(script.read_text().replace("--enforce-eager", "--no-enforce-eager"))
+    (line,) = refusal(launcher)
+    assert "launch.sh: expected sha256" in line.partition(": ")[2]
 
 
 def test_every_other_difference_is_named(launcher: Path) -> None:
@@ -267,16 +286,41 @@ def test_every_other_difference_is_named(launcher: Path) -> None:
 
 def test_the_whole_group_ends_with_the_launcher(launcher: Path) -> None:
     """The server and a worker that ignores SIGTERM are gone when the launcher is told to stop."""
+    process, pids = started(launcher)
+    process.send_signal(signal.SIGTERM)
+    time.sleep(0.5)
+    process.send_signal(signal.SIGINT)  # a second, impatient one changes nothing
+    assert process.wait(20) == 143
+    assert alive(pids) == []
+
+
+def test_a_server_that_ends_takes_its_workers_along(launcher: Path) -> None:
+    """Its exit code is the launcher's; one that is only stopped has not ended."""
+    process, pids = started(launcher)
+    os.kill(pids[0], signal.SIGSTOP)
+    time.sleep(0.5)
+    assert process.poll() is None
+    assert alive(pids) == pids
+    os.kill(pids[0], signal.SIGKILL)
+    assert process.wait(20) == 128 + signal.SIGKILL
+    assert alive(pids) == []
+
+
+def started(launcher: Path) -> "tuple[subprocess.Popen[bytes], list[int]]":
+    """A launcher whose server runs, and the server's processes."""
     process = subprocess.Popen([str(launcher / "launch.sh")], env=environment(launcher), stderr=subprocess.PIPE)
     seen = launcher / "seen"
     while not (seen.exists() and len(seen.read_text().split()) == 2):
         assert process.poll() is None, process.stderr.read() if process.stderr else ""
         time.sleep(0.05)
     pids = [int(word) for word in seen.read_text().split()]
-    assert all(psutil.pid_exists(pid) for pid in pids)
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(20) == 143
-    assert [pid for pid in pids if psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie"] == []
+    assert alive(pids) == pids
+    return process, pids
+
+
+def alive(pids: list[int]) -> list[int]:
+    """Those of the processes that run."""
+    return [pid for pid in pids if psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE]
 
 
 def test_a_folder_in_use_is_left_alone(tmp_path: Path) -> None:

@@ -3,12 +3,14 @@
 import socket
 import subprocess
 import sys
+import time
 from typing import Any
 
 import msgspec
 import psutil
 import pytest
 
+from replay.captures.manifest import file_sha256
 from replay.devices import cpu_facts
 from replay.endpoint import preflight
 from replay.endpoint.launcher import Promotion
@@ -22,7 +24,7 @@ from tests.endpoint.test_launcher import free_port, promotion
 def promoted() -> Promotion:
     """A promotion measured on this machine, now."""
     endpoint, _ = read(locate_endpoint("tiny-cpu"))
-    identity = collect(argv=(), outside=(), seed=7, capture_sha256="0" * 64, device=cpu_facts())
+    identity = collect(argv=(), sources=(), seed=7, capture_sha256="0" * 64, device=cpu_facts())
     return promotion(endpoint, identity=identity, port=free_port(), min_free_gib=0.0)
 
 
@@ -88,26 +90,32 @@ def test_a_taken_port(promoted: Promotion) -> None:
 
 
 def test_workers_left_behind() -> None:
-    """A process of an engine whose parent is gone is named with its pid, one whose parent lives is not."""
-    worker = "import sys, time; sys.argv; time.sleep(60)"
-    starter = f"import subprocess, sys; p = subprocess.Popen([sys.executable, '-c', {worker!r}, 'VLLM::Worker'], stdout=-3); print(p.pid)"
-    done = subprocess.run([sys.executable, "-c", starter], stdout=subprocess.PIPE, text=True, check=True, start_new_session=True)
-    orphan, child = psutil.Process(int(done.stdout)), subprocess.Popen([sys.executable, "-c", worker, "VLLM::Worker"])
-    try:
-        found = list(preflight._orphans())
-        if orphan.ppid() == 1:  # a machine may have another process that takes orphans in
-            assert any(f"process {orphan.pid} " in text for text in found)
-        assert not any(f"process {child.pid} " in text for text in found)
-    finally:
-        orphan.kill()
-        child.kill()
-        child.wait()
+    """A worker whose parent is no part of vLLM is named with its pid, whoever took it in; one that is served is not."""
+    server = {10: (1, ["python", "-m", "vllm.entrypoints.openai.api_server"]), 11: (10, ["VLLM::EngineCore"])}
+    workers = {12: (11, ["VLLM::Worker_TP0"]), 13: (1, ["VLLM::Worker_TP1"]), 14: (20, ["VLLM::Worker_TP2"])}
+    others = {1: (0, ["init"]), 20: (1, ["systemd", "--user"]), 30: (1, ["bash"])}
+    assert list(preflight.orphans({**server, **workers, **others})) == [
+        f"workers: expected none left behind, got process {pid} (VLLM::Worker_TP{n})" for pid, n in ((13, 1), (14, 2))
+    ]
+
+
+def test_a_worker_of_this_machine_is_seen() -> None:
+    """The processes are really looked at: a child named as a worker, whose parent is this test."""
+    worker = [sys.executable, "-c", "import time; time.sleep(60)", "VLLM::Worker"]
+    with subprocess.Popen(worker) as child:
+        try:
+            while "VLLM::Worker" not in psutil.Process(child.pid).cmdline():
+                time.sleep(0.01)
+            assert any(f"process {child.pid} " in text for text in preflight._orphans())
+        finally:
+            child.kill()
 
 
 def test_main_prints_a_line_each(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
     """Exit 5 with names; 0 with nothing to say is tested by the launcher that starts."""
-    assert preflight.main([str(tmp_path), "launch", "identity.json=" + "0" * 64, "engine.toml=" + "1" * 64]) == 5
-    lines = capsys.readouterr().err.splitlines()
-    assert [line.partition(": expected")[0] for line in lines] == [
-        f"launch.sh: {tmp_path}/identity.json", f"launch.sh: {tmp_path}/engine.toml"
-    ]  # fmt: skip
+    assert preflight.main([str(tmp_path), "launch", "0" * 64]) == 5
+    path = tmp_path / "identity.json"
+    assert capsys.readouterr().err == f"launch.sh: {path}: expected sha256 {'0' * 64}, got no such file or directory\n"
+    path.write_text('{"form": "b70-promotion/0"}')
+    assert preflight.main([str(tmp_path), "launch", file_sha256(path)]) == 5
+    assert f"{path}: expected the form of b70-replay" in capsys.readouterr().err

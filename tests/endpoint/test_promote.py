@@ -20,14 +20,15 @@ def promote(steady: Run, cli: Cli) -> Cli:
 
 
 def test_a_promotion_writes_its_folder(promote: Cli, steady: Run) -> None:
-    """Seven files; the next one into the same folder is refused, and --dry-run writes none."""
+    """Six files and the compiled kernels; the next one into the same folder is refused, and --dry-run writes none."""
     done = promote(*WORDS, "-o", "out")
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"promoted: {MINE} as faster for 'tiny-cpu'" in done.stdout
     assert "predicted: 4.0" in done.stdout
     names = sorted(p.name for p in (steady.folder / "out").iterdir())
-    assert names == ["README.md", "control.sh", "endpoint.toml", "engine.toml", "identity.json", "launch.sh"]
+    assert names == ["README.md", "cache", "control.sh", "endpoint.toml", "engine.toml", "identity.json", "launch.sh"]
     assert os.access(steady.folder / "out" / "launch.sh", os.X_OK)
+    assert any((steady.folder / "out" / "cache" / "launch" / "b70-replay").glob("moe_rows-*.syclbin"))
     again = promote(*WORDS, "-o", "out")
     assert (again.returncode, again.stderr.count("\n")) == (2, 1)
     shown = promote(*WORDS, "--dry-run")
