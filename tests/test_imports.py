@@ -23,7 +23,7 @@ ALLOWED = {
     "devices": {"errors"},
     "exactness": {"model", "stages"},
     "kernels": {"errors", "model", "data", "cache", "devices"},
-    "timing": {"model", "devices", "exactness"},
+    "timing": {"model", "devices", "exactness", "stages"},
     "verdict": {"model", "timing"},
     "identity": {"cache", "captures", "data", "devices", "model"},
     "session": {

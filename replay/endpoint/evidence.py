@@ -28,6 +28,7 @@ from replay.session.folder import identity_now
 from replay.session.plan import filters
 from replay.stages import STAGES
 from replay.stages.stage import Outputs
+from replay.stages.vary import CHECKED, varied
 from replay.verdict import caps, is_quick, label_of
 
 REPLACED = " (deleted)"  # what Linux puts behind the path of a mapped file that is no longer there
@@ -211,17 +212,20 @@ def _processes(seen: Seen, cases: list[Case], kernel: str) -> Iterator[Refusal]:
         yield Refusal("evidence_differs", "timed, but not in the plan", min(strange))
 
 
-def _oracle(case: Case) -> tuple[dict[str, Any], Outputs]:
+def _oracle(case: Case, *, timed: bool) -> tuple[dict[str, Any], Outputs]:
     stage = STAGES[case.problem.stage]
     inputs = stage.inputs(case)
+    if timed:
+        inputs = varied(stage.specs(case.problem), inputs, CHECKED)
     return inputs, stage.canonical(case.problem, inputs, stage.oracle(case.problem, inputs))
 
 
 def _answers(seen: Seen, case: Case, kernel: str) -> Iterator[str]:
     """What the journal says the kernel and its baseline wrote, held against the oracle's outputs."""
     stage, key = STAGES[case.problem.stage], str(case.id)
-    inputs, want = _oracle(case)
-    _, other = _oracle(msgspec.structs.replace(case, second=True))
+    second = msgspec.structs.replace(case, second=True)
+    (inputs, want), (_, want_timed) = _oracle(case, timed=False), _oracle(case, timed=True)
+    (_, other), (_, other_timed) = _oracle(second, timed=False), _oracle(second, timed=True)
     specs = stage.specs(case.problem)
 
     def right(answer: j.Answer | None, wanted: Outputs) -> bool:
@@ -241,7 +245,7 @@ def _answers(seen: Seen, case: Case, kernel: str) -> Iterator[str]:
         for arm in (kernel, baseline, baseline + NULL):
             if not any(s.arm == arm for s in timed.samples) or arm.removesuffix(NULL) in timed.wrong:
                 continue
-            if not right(timed.answers.get(arm), want) or not right(timed.second.get(arm), other):
+            if not right(timed.answers.get(arm), want_timed) or not right(timed.second.get(arm), other_timed):
                 yield f"{arm}: what it wrote while timed in process {process} is not the oracle's output"
 
 

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from replay.devices import Device
 from replay.model import DTYPE_BYTES, Spec
-from replay.oracle.moe import ExpertRows
+from replay.stages.stage import Tensors
+from replay.stages.vary import varied
 
 if TYPE_CHECKING:
     import torch
@@ -95,12 +96,32 @@ def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 @dataclass
 class Binding:
-    """One set of a stage's tensors, weights included; ``tensors`` is what a kernel's run is given."""
+    """One set of a stage's tensors, weights included; ``tensors`` is what a kernel's run is given.
 
+    ``origin`` are the case's inputs, ``given`` those that lie in the buffers now: the origin, or a variation of it.
+    """
+
+    specs: tuple[Spec, ...]
     buffers: dict[str, Guarded]
-    given: Mapping[str, NDArray[Any] | ExpertRows]
+    origin: Tensors
     tensors: dict[str, "torch.Tensor"]
     poison: int = POISON_BYTES[0]
+
+    def __post_init__(self) -> None:
+        self.given = self.origin
+
+    def vary(self, number: int) -> None:
+        """Write another variation of the inputs."""
+        self.given = varied(self.specs, self.origin, number)
+        for name, array in self.given.items():
+            if array is not self.origin[name]:
+                assert isinstance(array, np.ndarray)  # only matrices of values vary
+                self.buffers[name].tensor.copy_(to_torch(array, self.buffers[name].spec.dtype))
+
+    def pose(self, origin: Tensors) -> None:
+        """Write the inputs of another case."""
+        self.origin = self.given = origin
+        self.fill()
 
     def fill(self) -> None:
         """Write the inputs."""
@@ -149,7 +170,7 @@ class Binding:
 
 def bind(
     specs: tuple[Spec, ...],
-    given: Mapping[str, NDArray[Any] | ExpertRows],
+    given: Tensors,
     weights: Mapping[str, "torch.Tensor"],
     device: Device,
 ) -> Binding:
@@ -157,7 +178,7 @@ def bind(
     buffers = {s.name: Guarded(s, device) for s in specs if s.role != "weight"}
     # The kernel gets views of its own: what it does to a tensor's shape is not done to ours.
     views = {n: b.tensor.as_strided(b.tensor.shape, b.tensor.stride()) for n, b in buffers.items()}
-    binding = Binding(buffers, given, {**views, **weights})
+    binding = Binding(specs, buffers, given, {**views, **weights})
     binding.fill()
     binding.poison_outputs(POISON_BYTES[0])
     return binding

@@ -24,6 +24,7 @@ from replay.session.child import Ceiled, Done, Raised, Ran, Sampled, judge_main,
 from replay.session.workers import Died, Worker
 from replay.stages import STAGES
 from replay.stages.stage import Outputs, Tensors
+from replay.stages.vary import CHECKED, varied
 from replay.timing.floors import most_processes
 from replay.timing.spans import Options
 
@@ -114,14 +115,20 @@ class Session:
     def _cases(self, stage: str) -> list[Case]:
         return [c for c in self.plan.cases if c.problem.stage == stage]
 
-    def truth(self, case: Case) -> tuple[Tensors, Outputs]:
-        """(inputs without weights, expected outputs) of a case, by the oracle; kept while its stage is judged."""
+    def truth(self, case: Case, *, timed: bool = False) -> tuple[Tensors, Outputs]:
+        """(inputs without weights, expected outputs) of a case, by the oracle; kept while its stage is judged.
+
+        ``timed``: on the variation that is checked while a kernel is timed.
+        """
         key = f"{case.id} second" if case.second else str(case.id)
+        key += " timed" if timed else ""
         if key not in self._truth:
             stage = STAGES[case.problem.stage]
             inputs = stage.inputs(case)
+            if timed:
+                inputs = varied(stage.specs(case.problem), inputs, CHECKED)
             want = stage.canonical(case.problem, inputs, stage.oracle(case.problem, inputs))
-            if not case.second and key not in self.state.posed:
+            if key == str(case.id) and key not in self.state.posed:
                 self.write(j.Posed(key, stage.work(case.problem, inputs)))
             self._truth[key] = ({n: t for n, t in inputs.items() if not isinstance(t, ExpertRows)}, want)
         return self._truth[key]
@@ -177,10 +184,10 @@ class Session:
             answers=tuple(self.answer(case, got) for got in ran.repeats), second=self.answer(second, ran.second),
         )  # fmt: skip
 
-    def answer(self, case: Case, got: Got) -> j.Answer:
+    def answer(self, case: Case, got: Got, *, timed: bool = False) -> j.Answer:
         """What a call wrote, in canonical form, as the journal keeps it."""
         stage = STAGES[case.problem.stage]
-        inputs, want = self.truth(case)
+        inputs, want = self.truth(case, timed=timed)
         canonical = Got(stage.canonical(case.problem, inputs, got.outputs), got.poison)
         return j.Answer(got.poison, digest(stage.specs(case.problem), want, canonical))
 
@@ -249,8 +256,8 @@ class Session:
                 second = msgspec.structs.replace(case, second=True)
                 found = [*self._wrong(second, message.second), *self._wrong(case, message.outputs)]
                 wrong = {arm.removesuffix(NULL): what for arm, what in [*found, *message.trespasses.items()]}
-                answers = {arm: self.answer(case, got) for arm, got in message.outputs.items()}
-                others = {arm: self.answer(second, got) for arm, got in message.second.items()}
+                answers = {arm: self.answer(case, got, timed=True) for arm, got in message.outputs.items()}
+                others = {arm: self.answer(second, got, timed=True) for arm, got in message.second.items()}
                 self.write(j.Timed(process, str(case.id), message.samples, wrong, answers, others))
                 self.progress("time", process * cases + done + message.index + 1, self.plan.processes * cases)
             elif isinstance(message, Died):
@@ -263,7 +270,7 @@ class Session:
     def _wrong(self, case: Case, outputs: dict[str, Got]) -> Iterator[tuple[str, str]]:
         """Arms whose output, snatched from a timed call, is not the oracle's."""
         stage = STAGES[case.problem.stage]
-        inputs, want = self.truth(case)
+        inputs, want = self.truth(case, timed=True)
         for arm, got in outputs.items():
             canonical = Got(stage.canonical(case.problem, inputs, got.outputs), got.poison)
             if found := compare(stage.specs(case.problem), want, canonical):

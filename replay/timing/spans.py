@@ -15,6 +15,7 @@ import numpy as np
 from replay.devices import Device
 from replay.exactness import Got
 from replay.model import NULL, Ceilings, Interval, Sample, Value
+from replay.stages.vary import CHECKED
 
 if TYPE_CHECKING:
     from replay.session.arms import Ring
@@ -59,9 +60,14 @@ class Timer:
         self.position = 0
         self.numbers = {arm: i for i, arm in enumerate(runs)}
         self.trespasses: dict[str, str] = {}
+        self.variation = CHECKED
 
     def blocks(self, case: str) -> tuple[tuple[Sample, ...], dict[str, Got]]:
-        """Every block holds one sample of each arm in random order; one timed call an arm is kept for the oracle."""
+        """Every block holds one sample of each arm in random order.
+
+        No call sees the bytes of another. One call an arm, in a block and at a place that are drawn, is on the variation
+        that the oracle knows, and what it wrote is kept.
+        """
         rng = generator(f"blocks/{case}", self.options)
         names = list(self.runs)
         calls, flags = {}, {}
@@ -81,21 +87,25 @@ class Timer:
             for block in range(self.options.blocks):
                 for i in rng.permutation(len(names)):
                     arm = names[int(i)]
-                    used = self._reset(calls[arm])
+                    kept = int(rng.integers(calls[arm])) if checked[arm] == block else None
+                    used = self._reset(calls[arm], kept)
                     at = _clock() - begin
                     elapsed = self._span(arm, calls[arm])
                     samples.append(Sample(block, arm, calls[arm], elapsed, at, flags[arm] + self.flags))
                     self._inspect(arm, used)
-                    if checked[arm] == block:
-                        outputs[arm] = Got(used[int(rng.integers(len(used)))].outputs(), POISON)
+                    if kept is not None:
+                        outputs[arm] = Got(used[kept].outputs(), POISON)
         finally:
             gc.enable()
         return tuple(samples), outputs
 
-    def _reset(self, calls: int) -> list["Binding"]:
-        """Restore and poison the bindings that the next span will use, and return them."""
-        used = [self.bindings[(self.position + i) % len(self.bindings)] for i in range(min(calls, len(self.bindings)))]
-        for binding in used:
+    def _reset(self, calls: int, kept: int | None) -> list["Binding"]:
+        """Vary, restore and poison the bindings that the next span will use, and return them; ``kept`` is the place of the
+        one whose output will be compared."""
+        used = [self.bindings[(self.position + i) % len(self.bindings)] for i in range(calls)]
+        for place, binding in enumerate(used):
+            self.variation += 1
+            binding.vary(CHECKED if place == kept else self.variation)
             binding.restore()
             binding.poison_outputs(POISON)
         self.device.synchronize()
@@ -111,11 +121,10 @@ class Timer:
     def answers(self, second: "Tensors") -> dict[str, Got]:
         """Each arm's outputs on other bytes at the addresses it was timed on: what was remembered is wrong there."""
         for i, moved in enumerate(self.ring.moved(second) * (len(self.bindings) // len(self.ring.moved(second)))):
-            self.bindings[i].given = moved
-            self.bindings[i].fill()
+            self.bindings[i].pose(moved)
         found = {}
         for arm in self.runs:
-            used = self._reset(1)
+            used = self._reset(1, 0)
             self._span(arm, 1)
             found[arm] = Got(used[0].outputs(), POISON)
             self._inspect(arm, used)

@@ -1,0 +1,28 @@
+"""The same problem on other bytes: timed calls never see an input twice, so that a remembered output is of no use."""
+
+import numpy as np
+
+from replay.model import Spec
+from replay.stages.stage import Tensors
+
+# The variation whose outputs are compared with the oracle, among many that are not; no kernel can tell which is which.
+CHECKED = 0
+
+_VALUES = ("bf16", "f32", "i8")
+
+
+def varied(specs: tuple[Spec, ...], inputs: Tensors, number: int) -> Tensors:
+    """The inputs with the elements of every row in another order, one order for each ``number``.
+
+    Only matrices of values are touched: ids, maps and offsets belong together, and vectors of scales run along the rows.
+    Where a stage has no such input (the route), the slots of every token change places.
+    """
+    matrices = [s for s in specs if s.role == "in" and len(s.shape) > 1 and isinstance(inputs[s.name], np.ndarray)]
+    chosen = [s for s in matrices if s.dtype in _VALUES] or [s for s in matrices if s.name == "topk_ids"]
+    moved = dict(inputs)
+    for spec in chosen:
+        array = inputs[spec.name]
+        assert isinstance(array, np.ndarray)  # chosen so above
+        order = np.random.Generator(np.random.Philox(key=number)).permutation(array.shape[-1])
+        moved[spec.name] = np.ascontiguousarray(array[..., order])
+    return moved
