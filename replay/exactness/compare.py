@@ -15,6 +15,9 @@ from numpy.typing import NDArray
 
 from replay.model import Spec
 
+# Moduli of lanes, sub-groups and tiles.
+RESIDUES = (2, 4, 8, 16, 32, 64, 128)
+
 Arrays = Mapping[str, NDArray[Any]]
 
 _NAN_ABOVE = {"bf16": 0x7F80, "f32": 0x7F800000}
@@ -42,6 +45,7 @@ class Mismatch:
     want: str
     got: str
     past_end: bool = False
+    pattern: str = ""
 
     def text(self, label: str) -> str:
         """``row 5 (token 0, slot 5, expert 161) of gate_up: 3 flips, 1 ulp …``."""
@@ -52,7 +56,7 @@ class Mismatch:
             )
         return (
             f"row {self.row} ({label}) of {self.output}: {self.flips} flips, {self.ulp} ulp, worst at column {self.column} "
-            f"(want {self.want}, got {self.got}); {self.wrong_rows} of {self.rows} rows wrong"
+            f"(want {self.want}, got {self.got}); {self.wrong_rows} of {self.rows} rows wrong{self.pattern}"
         )
 
 
@@ -109,6 +113,7 @@ def _compare_one(spec: Spec, want: NDArray[Any], got: Got) -> Mismatch | None:
             spec.name, row, column, int(flips[row]), int(distance[row, column]), int(np.count_nonzero(flips)), valid,
             _show(want.reshape(valid, -1)[row, column], spec.dtype),
             _show(array[:valid].reshape(valid, -1)[row, column], spec.dtype),
+            pattern=_pattern("rows", flips > 0) + _pattern("columns", np.asarray(wrong.any(0))),
         )  # fmt: skip
     tail = np.ascontiguousarray(array[valid:])
     touched = _by_row(tail.view(np.uint8) != got.poison) if tail.size else np.empty((0, 1), bool)
@@ -145,6 +150,17 @@ def padded(specs: tuple[Spec, ...], want: Arrays, poison: int) -> Got:
             full[spec.name] = buffer.reshape(spec.shape)
             full[spec.name][: len(rows)] = rows
     return Got(full, poison)
+
+
+def _pattern(what: str, wrong: NDArray[np.bool_]) -> str:
+    """``: rows % 64 == 5`` where the wrong indices are all of one residue, every one of that residue is wrong, and others
+    are right; "" otherwise. The largest such modulus names the lane or the tile that a fault sits in."""
+    at = np.flatnonzero(wrong)
+    for modulus in reversed(RESIDUES):
+        same = np.arange(int(at[0]) % modulus, len(wrong), modulus)
+        if len(at) > 1 and np.array_equal(at, same):
+            return f": {what} % {modulus} == {at[0] % modulus}"
+    return ""
 
 
 def _show(value: Any, dtype: str) -> str:

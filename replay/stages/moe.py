@@ -22,6 +22,7 @@ from replay.stages.stage import Outputs, Stage, Tensors
 
 FMA = ("off", "chain")
 BIAS = SHARED = ("off", "on")
+TILE_ROWS = 8  # rows of one expert that a matrix kernel takes at a time
 EXPERT_MAP = ("off", r"ep[1-9]\d*:\d+")
 
 
@@ -131,7 +132,8 @@ def _label(case: Case, output: str, row: int) -> str:
         if not len(found):
             return "past the valid rows"
         t, j = found[0]
-        return f"token {t}, slot {j}, expert {ids[t, j]}"
+        first = int(permuted[ids == ids[t, j]].min())
+        return f"token {t}, slot {j}, expert {ids[t, j]}, place {(row - first) % TILE_ROWS} in its tile"
     if symbols[0] == "T":
         return f"token {row}, experts {' '.join(map(str, ids[row]))}"
     if row >= case.problem.geometry.experts:

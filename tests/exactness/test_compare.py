@@ -84,3 +84,26 @@ def test_repeats_that_differ_are_told_by_row() -> None:
     other[[1, 3], 0] += 1
     assert same_bits(OUT, {"y": rows()}, {"y": other}) == ("y", [1, 3])
     assert same_bits(OUT, {"y": rows()}, {"y": rows()}) is None
+
+
+def test_a_residue_pattern_names_itself() -> None:
+    """Rows with index % 64 == 5, and a column in every eight, are told as such; scattered rows are not."""
+    spec = (Spec("y", "out", (256, 32), "i8"),)
+    want = np.zeros((256, 32), np.int8)
+    for modulus, residue in ((64, 5), (2, 1), (128, 0), (8, 7)):
+        got = want.copy()
+        got[residue::modulus] = 1
+        found = compare(spec, {"y": want}, Got({"y": got}, 0xFF))
+        assert found is not None
+        assert found.text("").endswith(f"rows wrong: rows % {modulus} == {residue}")
+    got = want.copy()
+    got[:, 3::8] = 1
+    found = compare(spec, {"y": want}, Got({"y": got}, 0xFF))
+    assert found is not None
+    assert found.text("").endswith("256 of 256 rows wrong: columns % 8 == 3")
+    for scattered in ([5, 69], [5, 69, 133, 198], [7]):
+        got = want.copy()
+        got[scattered, 0] = 1
+        found = compare(spec, {"y": want}, Got({"y": got}, 0xFF))
+        assert found is not None
+        assert found.text("").endswith("rows wrong")
