@@ -22,7 +22,7 @@ def command(run: Path | None, kernel: str, endpoint: str, output: Path | None, c
     5 identity, hash or edited evidence; 3 any other reason.
     """
     from replay.endpoint import launcher, promote, spec
-    from replay.endpoint.reasons import exit_code
+    from replay.endpoint.reasons import exit_code, lines
 
     if (output is None) != dry_run:
         raise InputError("promote", "-o", "a folder, or --dry-run", "both" if output else "neither")
@@ -31,8 +31,8 @@ def command(run: Path | None, kernel: str, endpoint: str, output: Path | None, c
     decision = promote.decide(folder, kernel, found, toml, claim)
     if decision.promotion is None:
         click.echo(f"refused: {kernel} of {folder}, claimed {claim}, for {found.name!r}")
-        for refusal in decision.refusals:
-            click.echo(f"  {refusal}")
+        for line in lines(decision.refusals):
+            click.echo(f"  {line}")
         for text in decision.commands:
             click.echo(f"    reproduce: {text}")
         return exit_code(decision.refusals)
@@ -47,6 +47,8 @@ def command(run: Path | None, kernel: str, endpoint: str, output: Path | None, c
     if prediction := decision.promotion.prediction:
         ms = prediction.ms_per_token
         click.echo(f"predicted: {ms.mid:.3f} [{ms.lo:.3f}, {ms.hi:.3f}] ms less per output token than {prediction.baseline}")
+    for text in decision.promotion.cautions:
+        click.echo(f"caution: {text}")
     click.echo(f"unknown: {', '.join(decision.promotion.unknown) or 'nothing'}")
     click.echo(f"wrote {output}/launch.sh")
     return 0

@@ -194,7 +194,7 @@ def _outcomes(seen: Seen, cases: list[Case], kernel: str) -> Iterator[Refusal]:
             yield Refusal("unavailable", outcome.detail, key)
         elif not isinstance(outcome, Exact):
             yield Refusal("red_case", f"{outcome.status}: {outcome.detail}", key)
-        elif outcome.timing is None:
+        elif outcome.timing is None and seen.finished:
             yield Refusal("not_timed", "no sample", key)
 
 
@@ -267,9 +267,13 @@ def _verdict(seen: Seen, group: Group, claim: str) -> Iterator[Refusal]:
     if verdict.label == "BASELINE":
         yield Refusal("is_baseline", f"{group.kernel}: {where}")
         return
+    told: dict[str, list[str]] = {}
     for reason in verdict.reasons:
         if caps(reason) or reason in ("below_floor", "null_differed"):
-            yield Refusal(reason.partition(":")[0], f"{where}: {reason}")
+            code, _, which = reason.partition(":")
+            told.setdefault(code, []).append(which)
+    for code, found in told.items():
+        yield Refusal(code, f"{where} {', '.join(filter(None, found))}".rstrip())
     if group.comparison is None:
         return  # without a baseline, and told so
     label, i = label_of(group.comparison.effect, seen.plan.margin), group.comparison.effect.ratio

@@ -47,7 +47,8 @@ class Promotion(Value, frozen=True, kw_only=True):
     ``source``: the key in the identity's sources that the kernel is made of. ``files``: path → sha256 of all that was
     loaded when it was measured; ``binaries`` are those of them that were compiled into the cache, which the launcher's
     own caches begin with, so that what serves is what was measured. ``environment``: the watched variables
-    that the server must have; ``overridden``: those in which the endpoint differs from the measurement.
+    that the server must have; ``overridden``: those in which the endpoint differs from the measurement. ``cautions``: what a
+    reader should weigh before he relies on the numbers.
     """
 
     form: Literal["b70-promotion/1"]
@@ -72,6 +73,7 @@ class Promotion(Value, frozen=True, kw_only=True):
     environment: dict[str, str]
     overridden: tuple[str, ...]
     unknown: tuple[str, ...]
+    cautions: tuple[str, ...]
     files: dict[str, str]
     binaries: tuple[str, ...]
     identity: dict[str, Any]
@@ -145,16 +147,16 @@ def _template(name: str) -> Any:
 
 
 def _readme(promotion: Promotion) -> str:
-    prediction = promotion.prediction
-    return str(_template("README.md.j2").render(
-        kernel=promotion.kernel, cache=promotion.cache, name=_plain(promotion.endpoint), claim=promotion.claim,
-        journal_sha256=promotion.journal_sha256, margin=f"{promotion.margin:.1%}", processes=promotion.processes,
-        baseline=promotion.claims[0].comparison.baseline if promotion.claims[0].comparison else "none",
+    compared = promotion.claims[0].comparison
+    gain = promotion.prediction.ms_per_token if promotion.prediction else None
+    text: str = _template("README.md.j2").render(
+        p=promotion,
+        name=_plain(promotion.endpoint),
+        baseline=compared.baseline if compared else "none",
         table=[_line(group) for group in promotion.claims],
-        prediction=_ms(prediction.ms_per_token) if prediction else "", layers=prediction.layers if prediction else 0,
-        calls_per_token=prediction.calls_per_token if prediction else 0,
-        weighted_by=prediction.weighted_by if prediction else "", unknown=promotion.unknown, overridden=promotion.overridden,
-    ))  # fmt: skip
+        gain=f"{gain.mid:.3f} [{gain.lo:.3f}, {gain.hi:.3f}]" if gain else "",
+    )
+    return text
 
 
 def _line(group: Group) -> list[str]:
@@ -168,10 +170,6 @@ def _line(group: Group) -> list[str]:
         f"{group.times_floor:.2f}" if group.times_floor else "–",
         shares(compared.effect.ratio if compared else None), shares(compared.null.ratio if compared and compared.null else None),
     ]  # fmt: skip
-
-
-def _ms(i: Interval) -> str:
-    return f"{i.mid:.3f} [{i.lo:.3f}, {i.hi:.3f}]"
 
 
 def _plain(text: str) -> str:

@@ -6,10 +6,12 @@ exit code 5 when there is one.
 """
 
 import hashlib
+import importlib.util
 import os
 import socket
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +26,10 @@ from replay.endpoint.spec import CACHES, read
 from replay.errors import EnvironmentRefused, InputError
 
 GIB = 1 << 30
+PLUGINS, PLUGIN = "vllm.general_plugins", "b70_replay"
 
 
-def differences(folder: Path, sha256: str) -> Iterator[str]:
+def differences(folder: Path, role: str, sha256: str) -> Iterator[str]:
     """All that is not as it was promoted, as ``what: expected …, got …``."""
     path = folder / "identity.json"
     changed = list(_changed({str(path): sha256}))
@@ -41,6 +44,7 @@ def differences(folder: Path, sha256: str) -> Iterator[str]:
     yield from _rendered(folder, promotion)
     yield from _changed(_in_place(folder, promotion))
     yield from _versions(promotion)
+    yield from _engine(role)
     yield from _variables(promotion, os.environ)
     yield from _devices(promotion)
     yield from _orphans()
@@ -55,12 +59,9 @@ def _rendered(folder: Path, promotion: Promotion) -> Iterator[str]:
         yield str(error)
         return
     identity_json = (folder / "identity.json").read_bytes()
-    for name, data in render(promotion, identity_json, endpoint, toml).items():
-        path = folder / name
-        if not path.is_file() or path.read_bytes() != data:
-            yield f"{path}: expected sha256 {hashlib.sha256(data).hexdigest()}, got another file"
-    if hashlib.sha256(toml).hexdigest() != promotion.endpoint_sha256:
-        yield f"{folder / 'endpoint.toml'}: expected sha256 {promotion.endpoint_sha256}, got another file"
+    files = render(promotion, identity_json, endpoint, toml)
+    yield from _changed({str(folder / name): hashlib.sha256(data).hexdigest() for name, data in files.items()})
+    yield from _changed({str(folder / "endpoint.toml"): promotion.endpoint_sha256})
 
 
 def _in_place(folder: Path, promotion: Promotion) -> dict[str, str]:
@@ -100,6 +101,15 @@ def _versions(promotion: Promotion) -> Iterator[str]:
     for package, wanted in promotion.packages.items():
         if (version := identity.package_version(package)) != wanted:
             yield f"packages.{package}: expected {wanted}, got {version}"
+
+
+def _engine(role: str) -> Iterator[str]:
+    """A server to start and, for the launcher, the plugin that puts the kernel in its place: without it the server would
+    come up and serve the native op."""
+    if importlib.util.find_spec("vllm") is None:
+        yield "vllm: expected a package that can be imported, got none"
+    if role == "launch" and not entry_points(group=PLUGINS, name=PLUGIN):
+        yield f"plugin: expected the entry point {PLUGIN} in {PLUGINS}, got none"
 
 
 def _variables(promotion: Promotion, environment: Mapping[str, str]) -> Iterator[str]:
@@ -159,7 +169,7 @@ def _port(promotion: Promotion) -> Iterator[str]:
 def main(arguments: Sequence[str]) -> int:
     """The exit code: 0 where the server may start, 5 where something differs."""
     folder, role, sha256 = arguments
-    found = list(differences(Path(folder), sha256))
+    found = list(differences(Path(folder), role, sha256))
     for text in found:
         print(f"{role}.sh: {text}", file=sys.stderr)
     return EnvironmentRefused.exit_code if found else 0

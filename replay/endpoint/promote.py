@@ -1,6 +1,7 @@
 """Decide on a promotion: examine the run, hold it against the endpoint, and make what the launcher needs."""
 
 import hashlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -10,16 +11,18 @@ from replay.captures import locate, open_capture
 from replay.captures.cases import shape_hits
 from replay.data import path as data_path
 from replay.endpoint import evidence, launcher
-from replay.endpoint.predict import predict
+from replay.endpoint.predict import Prediction, predict
 from replay.endpoint.reasons import Refusal
 from replay.endpoint.spec import Endpoint
 from replay.errors import InputError
 from replay.identity import source_of, unknown
+from replay.model import Case
 from replay.results.build import Group, reproduction
 from replay.results.seen import Seen
 from replay.session import journal as j
 from replay.session.plan import filters
 
+LARGE_EFFECT = 0.1  # a share
 Claim = Literal["faster", "parity"]
 
 
@@ -72,6 +75,20 @@ def _misfits(seen: Seen, endpoint: Endpoint) -> list[Refusal]:
     return found
 
 
+def _cautions(
+    seen: Seen, cases: list[Case], claims: list[Group], prediction: Prediction | None, endpoint: Endpoint
+) -> Iterator[str]:
+    """What does not forbid a promotion and should be known to whoever relies on it."""
+    if not endpoint.geometry:
+        yield f"the endpoint file names no geometry, the kernel was measured on {cases[0].problem.geometry}"
+    if prediction and prediction.ms_per_token.lo < 0 < prediction.ms_per_token.hi:
+        yield "the predicted gain may be a loss: its interval holds zero, the machine was restless"
+    if (largest := max((g.comparison.effect.mde for g in claims if g.comparison), default=0.0)) > LARGE_EFFECT:
+        yield f"the minimum detectable effect was {largest:.0%}: smaller differences could not be seen"
+    if seen.replaced:
+        yield f"{len(seen.replaced)} processes were replaced, their ceilings had moved"
+
+
 def _promotion(
     seen: Seen, claims: list[Group], kernel: str, endpoint: Endpoint, claim: Claim, journal_sha256: str, endpoint_sha256: str
 ) -> launcher.Promotion:
@@ -80,13 +97,15 @@ def _promotion(
     hits = shape_hits(open_capture(locate(plan.capture_path)), filters(plan), cases[0].problem.geometry)
     chosen = next(k for k in plan.kernels if k.id == kernel)
     loaded = {path: sha256 for record in seen.loaded for path, sha256 in record.files.items()}
+    prediction = predict(seen, cases, kernel, hits, endpoint.calls_per_token)
     environment, overridden = launcher.environment(seen.identity, endpoint)
     return launcher.Promotion(
         form="b70-promotion/1", stage=cases[0].problem.stage, kernel=kernel,
         load=chosen.file or "", source=source_of(chosen), claim=claim, device=plan.device, margin=plan.margin,
         cache=plan.cache, binaries=tuple(p for p in loaded if Path(p).is_relative_to(cache.folder())),
         processes=len(seen.samples([str(cases[0].id)])), claims=tuple(claims),
-        prediction=predict(seen, cases, kernel, hits, endpoint.calls_per_token), journal_sha256=journal_sha256,
+        prediction=prediction,
+        cautions=tuple(_cautions(seen, cases, claims, prediction, endpoint)), journal_sha256=journal_sha256,
         endpoint=endpoint.name, endpoint_sha256=endpoint_sha256,
         devices=endpoint.devices, port=endpoint.port, min_free_gib=endpoint.min_free_gib,
         packages=endpoint.packages, environment=environment, overridden=overridden, unknown=tuple(unknown(seen.identity)),

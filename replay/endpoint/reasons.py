@@ -44,7 +44,7 @@ REASONS: dict[str, Reason] = {
     "null_missing": Reason(NO_VERDICT, "no second copy of the baseline was timed: run it again"),
     "ceiling_drift": Reason(NO_VERDICT, "the machine's own rates moved in mid-run: run it again on a quiet machine"),
     "not_cold": Reason(NO_VERDICT, "weights came from the cache: --cache cold-weights, and a geometry of true size"),
-    "not_faster": Reason(NO_VERDICT, "the claim is not met; a kernel that is the same can be claimed with --claim parity"),
+    "not_faster": Reason(NO_VERDICT, "the claim is not met (--claim parity asks for the same or better)"),
 }  # fmt: skip
 
 
@@ -58,6 +58,17 @@ class Refusal(Value, frozen=True):
     def __str__(self) -> str:
         where = f"{self.case}: " if self.case else ""
         return f"{self.code}: {where}{self.detail}; {REASONS[self.code].remedy}"
+
+
+def lines(refusals: list[Refusal]) -> list[str]:
+    """A line a reason: what was found in several cases in the same words is told once, with their number."""
+    cases: dict[tuple[str, str], list[str]] = {}
+    for refusal in refusals:
+        cases.setdefault((refusal.code, refusal.detail), []).append(refusal.case)
+    return [
+        str(Refusal(code, detail + (f" (and {len(found) - 1} more cases)" if len(found) > 1 else ""), found[0]))
+        for (code, detail), found in cases.items()
+    ]
 
 
 def exit_code(refusals: list[Refusal]) -> int:

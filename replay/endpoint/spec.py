@@ -10,6 +10,7 @@ import msgspec
 from replay.errors import InputError
 
 FORM = "b70-endpoint/1"
+OWN_ARGUMENTS = ("--model", "--served-model-name", "--host", "--port")
 # Compiled code that the launcher keeps apart for each candidate, by variable.
 CACHES = {
     "B70_CACHE": "b70-replay",
@@ -21,7 +22,7 @@ CACHES = {
 }
 # Variables that decide which program or library runs, or that are the launcher's own: no endpoint file may set them.
 _FORBIDDEN = re.compile(
-    r"PATH|CDPATH|IFS|ENV|HOME|SHELL.*|BASH.*|PS\d|PROMPT_COMMAND|E?UID|PPID|_|LD_.*|PYTHON.*|OCL_ICD_.*|ZE_ENABLE_ALT_DRIVERS|"
+    r"PATH|CDPATH|IFS|ENV|HOME|SHELL.*|BASH.*|PS\d|PROMPT_COMMAND|E?UID|PPID|_|LD_.*|GLIBC_.*|PYTHON.*|VLLM_PLUGINS|OCL_ICD_.*|ZE_ENABLE_ALT_DRIVERS|"
     r"B70_.*|here|python|command|server|tenths|" + "|".join(CACHES)
 )
 
@@ -76,14 +77,21 @@ def _check(endpoint: Endpoint, where: str) -> None:
         if _FORBIDDEN.fullmatch(name):
             raise InputError(where, f"env.{name}", "a variable that is not the shell's, the loader's or the launcher's", name)
     texts = [endpoint.name, endpoint.model, endpoint.served_name, endpoint.python, endpoint.host, *endpoint.args]
+    for text in endpoint.args:
+        if text.partition("=")[0] in OWN_ARGUMENTS:
+            raise InputError(where, "args", "none that the launcher sets itself", text)
+    for package in endpoint.packages:
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", package):
+            raise InputError(where, "packages", "a distribution's name", repr(package))
     for text in (*texts, *endpoint.env.values()):
         if "\0" in text:
             raise InputError(where, "value", "text without a zero byte", repr(text))
-    for field, value in (("model", endpoint.model), ("served_name", endpoint.served_name), ("python", endpoint.python)):
+    for field in ("name", "model", "served_name", "python", "host"):
+        value = getattr(endpoint, field)
         if not value or value.startswith("-"):
             raise InputError(where, field, "a name or path", repr(value))
     for field, low, high in (
-        ("port", 1, 65535), ("devices", 1, 64), ("calls_per_token", 0, 1000), ("min_free_gib", 0, 10_000),
+        ("port", 1, 65535), ("devices", 1, 64), ("calls_per_token", 1e-3, 1000), ("min_free_gib", 0, 10_000),
         ("stop_timeout_s", 1, 3600),
     ):  # fmt: skip
         number = getattr(endpoint, field)

@@ -67,9 +67,15 @@ def timing(processes: Processes, arm: str) -> Timing | None:
     times = process_times(processes, arm)
     if not times:
         return None
-    us = median_interval(times[0]) if len(times) == 1 else mean_interval(np.array([np.median(t) for t in times]))
+    us = median_interval(times[0]) if len(times) == 1 else _geometric(np.array([np.median(t) for t in times]))
     calls = next(s.calls for cases in processes.values() for case in cases for s in case if s.arm == arm)
     return Timing(us, sum(map(len, times)), calls, len(times))
+
+
+def _geometric(medians: Values) -> Interval:
+    """The geometric mean over processes with its t interval: no time is negative, however restless the machine."""
+    logs = mean_interval(np.log(medians))
+    return Interval(*(float(np.exp(v)) for v in (logs.mid, logs.lo, logs.hi)))
 
 
 def log_ratios(samples: Sequence[Sample], arm: str, baseline: str) -> Values:

@@ -41,7 +41,7 @@ def promotion(endpoint: Endpoint, identity: dict[str, object] | None = None, **f
     fixed |= {"sources": {"replay": "0" * 64, "sycl": "1" * 64}, "environment": {"SYCL_CACHE_PERSISTENT": "1"}}
     base = Promotion(
         form="b70-promotion/1", stage="moe.layer", kernel="sycl:moe.layer:staged", load="", source="replay", claim="faster",
-        device=endpoint.device, margin=0.01, cache="cold-weights", endpoint_sha256="4" * 64, binaries=(), processes=5, claims=(GROUP,),
+        device=endpoint.device, margin=0.01, cache="cold-weights", endpoint_sha256="4" * 64, binaries=(), cautions=("made up",), processes=5, claims=(GROUP,),
         prediction=Prediction(
             ms_per_token=Interval(4.8, 4.7, 4.9), baseline="eager:moe.layer", layers=40, calls_per_token=1.0,
             weights={1: 1.0}, weighted_by="192 records of the capture",
@@ -165,6 +165,11 @@ def test_no_value_of_an_endpoint_file_can_run(tmp_path: Path) -> None:
         ('env = { VLLM_CACHE_ROOT = "/shared" }', "env.VLLM_CACHE_ROOT"),
         ('env = { "A=$(x)" = "1" }', "a variable's name"),
         ('model = "--config=evil"', "model: expected a name or path"),
+        ('args = ["--port=9"]', "none that the launcher sets itself, got --port=9"),
+        ('packages = { "" = "1" }', "a distribution's name"),
+        ('env = { VLLM_PLUGINS = "" }', "env.VLLM_PLUGINS"),
+        ('name = ""', "name: expected a name or path"),
+        ("calls_per_token = 0", "calls_per_token"),
         ("port = 70000", "port: expected 1 to 65535, got 70000"),
         ("port = true", "the fields of b70-endpoint/1"),
         ("surprise = 1", "surprise"),
@@ -219,6 +224,11 @@ def launcher(tmp_path: Path) -> Path:
     identity = collect(argv=(), sources=(), seed=7, capture_sha256="0" * 64, device=cpu_facts())
     library = tmp_path / "kernel.so"
     library.write_bytes(b"built once")
+    plugin = tmp_path / "site" / "plugin-1.dist-info"
+    plugin.mkdir(parents=True)
+    (plugin / "METADATA").write_text("Metadata-Version: 2.1\nName: plugin\nVersion: 1\n")
+    (plugin / "entry_points.txt").write_text("[vllm.general_plugins]\nb70_replay = plugin:register\n")
+    (tmp_path / "site" / "vllm").mkdir()
     binary = tmp_path / "cache" / "kernel.syclbin"
     binary.parent.mkdir()
     binary.write_bytes(b"compiled once")
@@ -243,8 +253,8 @@ def free_port() -> int:
 
 def environment(folder: Path, **extra: str) -> dict[str, str]:
     """The caller's variables, without those that the identity would object to."""
-    kept = {k: v for k, v in os.environ.items() if k in ("PATH", "HOME", "PYTHONPATH")}
-    return kept | {"SEEN": str(folder / "seen"), "PYTHONPATH": str(ROOT)} | extra
+    kept = {k: v for k, v in os.environ.items() if k in ("PATH", "HOME")}
+    return kept | {"SEEN": str(folder / "seen"), "PYTHONPATH": f"{ROOT}:{folder.parent / 'site'}"} | extra
 
 
 def refusal(folder: Path, **extra: str) -> list[str]:
@@ -282,6 +292,23 @@ def test_every_other_difference_is_named(launcher: Path) -> None:
     assert lines == [
         "launch.sh: SYCL_EVIL: expected 'unset', got '1'", "launch.sh: ZE_AFFINITY_MASK: expected 'unset', got '3'"
     ]  # fmt: skip
+
+
+def test_no_server_and_no_plugin(launcher: Path) -> None:
+    """Without the plugin the native op would be served in silence; the control needs none, but both need vLLM."""
+    lines = refusal(launcher, PYTHONPATH=str(ROOT))
+    assert lines == [
+        "launch.sh: vllm: expected a package that can be imported, got none",
+        "launch.sh: plugin: expected the entry point b70_replay in vllm.general_plugins, got none",
+    ]
+    done = subprocess.run(
+        [str(launcher / "control.sh")],
+        env=environment(launcher, PYTHONPATH=str(ROOT)),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (5, "control.sh: vllm: expected a package that can be imported, got none\n")
 
 
 def test_the_whole_group_ends_with_the_launcher(launcher: Path) -> None:

@@ -72,7 +72,7 @@ if ! "$python" -c 'import replay.endpoint.preflight' 2>/dev/null; then
     echo "launch.sh: python: expected one that has b70-replay, got $python" >&2
     exit 5
 fi
-"$python" -m replay.endpoint.preflight "$here" launch 5ac73ce165bf1b4bf83022ec0f501b4221eb4be0876bd20a85323076dbb51fd7
+"$python" -m replay.endpoint.preflight "$here" launch 4c326793277a1cc0c2e9f9ddc5b5724a1353c2a62c1ecadaf3c45396296b48fb
 
 server=
 stop() {

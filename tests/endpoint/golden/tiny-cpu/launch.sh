@@ -61,7 +61,7 @@ if ! "$python" -c 'import replay.endpoint.preflight' 2>/dev/null; then
     echo "launch.sh: python: expected one that has b70-replay, got $python" >&2
     exit 5
 fi
-"$python" -m replay.endpoint.preflight "$here" launch 6b4a495129b14d03263df8d7e4b855e352e69f2c2d1fd55d91f88cf53bd5bf60
+"$python" -m replay.endpoint.preflight "$here" launch f4f93e2e76221c3b7a72c7e1b627afc73e97d8becc11dd07daf3f1fe43053f5f
 
 server=
 stop() {
