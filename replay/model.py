@@ -352,9 +352,9 @@ class Exact(Value, frozen=True, tag="exact", tag_field="kind"):
 
 
 class Inexact(Value, frozen=True, tag="inexact", tag_field="kind"):
-    """A red row: the output was wrong, or not the same twice."""
+    """A red row: the output was wrong, not the same twice, or judged by a check that could not have failed."""
 
-    status: Literal["FAIL", "NONDETERMINISTIC"]
+    status: Literal["FAIL", "NONDETERMINISTIC", "MISTRUSTED"]
     row: int
     detail: str
 
@@ -362,7 +362,7 @@ class Inexact(Value, frozen=True, tag="inexact", tag_field="kind"):
 class NotRun(Value, frozen=True, tag="not_run", tag_field="kind"):
     """No answer: the kernel could not run here, or did not come back."""
 
-    status: Literal["UNAVAILABLE", "CRASHED", "TIMEOUT"]
+    status: Literal["UNAVAILABLE", "CRASHED", "TIMEOUT", "DEVICE_LOST"]
     detail: str
     log_tail: str = ""
 

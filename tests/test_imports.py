@@ -21,7 +21,7 @@ ALLOWED = {
     "oracle": set(),
     "stages": {"errors", "model", "oracle"},
     "devices": {"errors"},
-    "exactness": {"model", "stages"},
+    "exactness": {"model", "oracle", "stages"},
     "kernels": {"errors", "model", "data", "cache", "devices"},
     "timing": {"model", "devices", "exactness", "stages"},
     "verdict": {"model", "timing"},

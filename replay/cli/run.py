@@ -53,7 +53,7 @@ def _windows(text: str) -> tuple[int, ...]:
 @click.option(
     "--margin", type=click.FloatRange(0, 50), default=1.0, show_default=True, help="Percent within which times are the same."
 )
-@click.option("--repeats", type=click.IntRange(2, 1000), default=4, show_default=True, help="Calls judged a case.")
+@click.option("--repeats", type=click.IntRange(2, 1000), default=16, show_default=True, help="Calls judged a case.")
 @click.option("--processes", type=click.IntRange(1, 100), help="Fresh processes to time in; 5 or more for a promotion. [1]")
 @click.option("--quick", is_flag=True, help="One process: a look, which cannot promote.")
 @click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=7, show_default=True, help="Seed of everything drawn.")

@@ -19,6 +19,7 @@ from replay.devices import UNKNOWN
 from replay.endpoint.reasons import Refusal
 from replay.errors import EnvironmentRefused, InputError, ReplayError
 from replay.exactness import digest, padded
+from replay.exactness.trust import mistrust
 from replay.identity import Hashes
 from replay.model import NULL, Case, Exact, NotRun
 from replay.results.build import Group, build
@@ -99,6 +100,8 @@ def _all(seen: Seen, claims: list[Group], kernel: str, claim: str, now: Now) -> 
     if not cases:
         yield Refusal("not_timed", f"{kernel}: the run has no case of its stage")
     yield from _outcomes(seen, cases, kernel)
+    if cases and (doubt := mistrust(STAGES[cases[0].problem.stage], cases)):
+        yield Refusal("evidence_differs", doubt)
     yield from _processes(seen, cases, kernel)
     for case in cases:
         yield from (Refusal("evidence_differs", text, str(case.id)) for text in _answers(seen, case, kernel))

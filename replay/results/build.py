@@ -168,7 +168,7 @@ def reproduction(plan: Plan, case: str, kernel: str) -> str:
     for option, value, usual in (
         ("--device", plan.device, "cpu"),
         ("--cache", plan.cache, "cold-weights"),
-        ("--repeats", plan.repeats, 4),
+        ("--repeats", plan.repeats, 16),
     ):
         if value != usual:
             words += [option, str(value)]
@@ -178,7 +178,7 @@ def reproduction(plan: Plan, case: str, kernel: str) -> str:
 def _grade(members: list[Row]) -> str:
     """The worst outcome decides: one red case makes the line red."""
     statuses = [r.outcome.grade if isinstance(r.outcome, Exact) else r.outcome.status for r in members]
-    order = ("FAIL", "NONDETERMINISTIC", "CRASHED", "TIMEOUT", "UNAVAILABLE", "BITWISE")
+    order = ("MISTRUSTED", "FAIL", "NONDETERMINISTIC", "DEVICE_LOST", "CRASHED", "TIMEOUT", "UNAVAILABLE", "BITWISE")
     return min(statuses, key=order.index)
 
 

@@ -7,6 +7,7 @@ compares. Messages are the dataclasses below, over one pipe.
 import contextlib
 import ctypes
 import os
+import resource
 import signal
 import sys
 import sysconfig
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import psutil
 
 import replay
 from replay.devices import Device
@@ -99,6 +101,8 @@ Message = Found | Started | Ran | Raised | Ceiled | Sampled | Done
 _PR_SET_PDEATHSIG = 1
 # How long a kernel may go on in secret before its outputs are looked at once more.
 LINGER_S = 0.01
+# Of the memory that is free when a child begins, what it may take.
+MEMORY_SHARE = 0.9
 
 
 def raised(index: int, error: BaseException) -> Raised:
@@ -132,12 +136,21 @@ def loaded_files() -> tuple[str, ...]:
 
 
 def _begin(load: tuple[str, ...]) -> None:
-    """Die with the parent, leave Ctrl-C to it, lead a group that ends together, and know the user's kernels."""
+    """Die with the parent, leave Ctrl-C to it, lead a group that ends together, stay within the memory that is there, and
+    know the user's kernels."""
     os.setsid()
+    _limit_memory()
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for file in load:
         load_file(file)
+
+
+def _limit_memory() -> None:
+    """Let a kernel that asks for too much fail by itself, before the machine ends whomever it likes."""
+    used = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmData:"))
+    limit = (int(used.split()[1]) << 10) + int(MEMORY_SHARE * psutil.virtual_memory().available)
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
 
 
 def _log_to(log: str) -> None:
@@ -155,6 +168,14 @@ def probe_main(pipe: Connection, device_name: str, log: str) -> None:
         pipe.send(Found(Device(device_name).facts()))
     except EnvironmentRefused as error:
         pipe.send(Raised(0, str(error), ""))
+    pipe.send(Done())
+
+
+def health_main(pipe: Connection, device_name: str, log: str) -> None:
+    """Say so when the device computes."""
+    _log_to(log)
+    if Device(device_name).healthy():
+        pipe.send(Found({}))
     pipe.send(Done())
 
 

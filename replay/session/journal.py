@@ -79,6 +79,13 @@ class Answer(Value, frozen=True):
     sha256: str
 
 
+class Probed(Value, frozen=True, tag="probed", tag_field="record"):
+    """Whether a stage's oracle can be judged by on this run's cases; ``mistrust`` says why not."""
+
+    stage: str
+    mistrust: str | None
+
+
 class Judged(Value, frozen=True, tag="judged", tag_field="record"):
     """The exactness of one kernel on one case. A green one holds an answer a repeat, and that to the second case, so
     that whoever reads the journal can compute the oracle again and compare."""
@@ -143,7 +150,7 @@ class Dropped(Value, frozen=True, tag="dropped", tag_field="record"):
     process: int
     case: str
     kernel: str
-    status: Literal["CRASHED", "TIMEOUT"]
+    status: Literal["CRASHED", "TIMEOUT", "DEVICE_LOST"]
     detail: str
 
 
@@ -153,7 +160,7 @@ class Finished(Value, frozen=True, tag="finished", tag_field="record"):
     rows: int
 
 
-Record = Begun | Posed | Judged | Calibrated | Timed | Loaded | Dropped | Finished
+Record = Begun | Probed | Posed | Judged | Calibrated | Timed | Loaded | Dropped | Finished
 
 
 class _Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -48,7 +48,7 @@ class Asked:
     cache: str = "cold-weights"
     blocks: int = 30
     processes: int = 1
-    repeats: int = 4
+    repeats: int = 16
     margin: float = 0.01
     seed: int = 7
     require: str | None = None

@@ -6,7 +6,6 @@ What the journal already holds is not done again, which is all there is to ``--r
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
 
 import msgspec
 from filelock import FileLock, Timeout
@@ -15,13 +14,14 @@ from replay import cache
 from replay.errors import EnvironmentRefused
 from replay.exactness import Got, compare, digest
 from replay.exactness.judge import judge, judge_second
+from replay.exactness.trust import mistrust
 from replay.identity import Hashes
 from replay.kernels.registry import unavailable
-from replay.model import NULL, Case, Exact, Kernel, NotRun, Outcome
+from replay.model import NULL, Case, Exact, Inexact, Kernel, NotRun, Outcome
 from replay.oracle.moe import ExpertRows
 from replay.session import journal as j
 from replay.session.child import Ceiled, Done, Raised, Ran, Sampled, judge_main, time_main
-from replay.session.workers import Died, Worker
+from replay.session.workers import Died, Ending, Worker, device_lost, healthy
 from replay.stages import STAGES
 from replay.stages.stage import Outputs, Tensors
 from replay.stages.vary import CHECKED, varied
@@ -41,6 +41,7 @@ class State:
     """What the journal says so far."""
 
     outcomes: dict[tuple[str, str], Outcome] = field(default_factory=dict)
+    probed: dict[str, str | None] = field(default_factory=dict)
     posed: set[str] = field(default_factory=set)
     calibrated: list[j.Calibrated] = field(default_factory=list)
     timed: set[tuple[int, str]] = field(default_factory=set)
@@ -52,6 +53,8 @@ class State:
         """Take one record in."""
         if isinstance(record, j.Judged):
             self.outcomes[record.case, record.kernel] = record.outcome
+        elif isinstance(record, j.Probed):
+            self.probed[record.stage] = record.mistrust
         elif isinstance(record, j.Posed):
             self.posed.add(record.case)
         elif isinstance(record, j.Calibrated):
@@ -76,6 +79,7 @@ class Session:
             self.state.see(record)
         self.load = tuple(dict.fromkeys(k.file for k in plan.kernels if k.file))
         self.hashes = Hashes()
+        self.lost = False  # whether the device was lost and has not been seen to compute since
         self._truth: dict[str, tuple[Tensors, Outputs]] = {}  # inputs without the weights, which are large
 
     def write(self, record: j.Record) -> None:
@@ -89,6 +93,7 @@ class Session:
             return
         for stage in self.plan.stages():
             self._truth.clear()
+            self._probe(stage)
             for kernel in self.plan.kernels_of(stage):
                 self._judge(kernel, self._cases(stage))
         self._truth.clear()
@@ -135,21 +140,38 @@ class Session:
 
     # ------------------------------------------------------------ judging
 
+    def _probe(self, stage: str) -> None:
+        """Could this stage's check fail at all? Asked once a run."""
+        if stage not in self.state.probed:
+            self.write(j.Probed(stage, mistrust(STAGES[stage], self._cases(stage))))
+
     def _judge(self, kernel: Kernel, cases: list[Case]) -> None:
         todo = [c for c in cases if (str(c.id), kernel.id) not in self.state.outcomes]
         for case in list(todo):
             if why := unavailable(kernel, case.problem, self.plan.device):
                 self._outcome(case, kernel, NotRun("UNAVAILABLE", why))
                 todo.remove(case)
+            elif doubt := self.state.probed[case.problem.stage]:
+                self._outcome(case, kernel, Inexact("MISTRUSTED", -1, doubt))
+                todo.remove(case)
         while todo:
             worker = Worker(
                 judge_main, kernel, tuple(todo), self.plan.device, self.plan.repeats, self.load, timeout_s=JUDGE_TIMEOUT_S
             )
             done = self._hear_judge(worker, kernel, todo)
+            if self._device_is_gone():
+                for case in todo[done:]:
+                    self._outcome(case, kernel, NotRun("DEVICE_LOST", "no healthy device was left for this case"))
+                return
             if done == 0:  # a child that ended well without an answer to anything
                 self._outcome(todo[0], kernel, NotRun("CRASHED", "ended without an answer"))
                 done = 1
             todo = todo[done:]  # a child that died is followed by another for the cases behind the one it died at
+
+    def _device_is_gone(self) -> bool:
+        """After a lost device, whether a fresh process still cannot compute on it."""
+        self.lost = self.lost and not healthy(self.plan.device)
+        return self.lost
 
     def _hear_judge(self, worker: Worker, kernel: Kernel, todo: list[Case]) -> int:
         done = 0
@@ -159,11 +181,15 @@ class Session:
                 self._record(self._judged(case, kernel, message))
                 done = message.index + 1
             elif isinstance(message, Raised):
-                self._outcome(todo[message.index], kernel, NotRun("CRASHED", message.summary, message.trace))
+                self.lost = device_lost(message.summary)
+                status: Ending = "DEVICE_LOST" if self.lost else "CRASHED"
+                self._outcome(todo[message.index], kernel, NotRun(status, message.summary, message.trace))
                 done = message.index + 1
+                if self.lost:
+                    break  # what else this process holds is of no use
             elif isinstance(message, Died) and done < len(todo):  # behind its last answer there is nothing to charge
-                status: Literal["CRASHED", "TIMEOUT"] = "TIMEOUT" if message.timed_out else "CRASHED"
-                self._outcome(todo[done], kernel, NotRun(status, message.how, message.log_tail))
+                self.lost = message.status == "DEVICE_LOST"
+                self._outcome(todo[done], kernel, NotRun(message.status, message.how, message.log_tail))
                 done += 1
             elif isinstance(message, Done):
                 self._loaded(f"judge {kernel.id}", message)
@@ -282,5 +308,6 @@ class Session:
         number = int(worker.at_arm.value)
         if not 0 <= number < len(arms):
             raise EnvironmentRefused(f"timing process {process} died outside any kernel ({died.how}): {died.log_tail}")
-        status: Literal["CRASHED", "TIMEOUT"] = "TIMEOUT" if died.timed_out else "CRASHED"
-        self.write(j.Dropped(process, str(case.id), arms[number][1].id, status, f"{died.how} while it was timed"))
+        self.write(j.Dropped(process, str(case.id), arms[number][1].id, died.status, f"{died.how} while it was timed"))
+        if died.status == "DEVICE_LOST" and not healthy(self.plan.device):
+            raise EnvironmentRefused(f"{self.plan.device}: lost while {arms[number][1].id} was timed, and not back")

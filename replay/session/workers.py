@@ -7,16 +7,17 @@ milliseconds and shares nothing with a kernel that ran before it.
 import contextlib
 import multiprocessing
 import os
+import re
 import signal
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from replay.devices import cpu_facts
 from replay.errors import EnvironmentRefused
-from replay.session.child import Done, Found, Message, Raised, Started, probe_main
+from replay.session.child import Done, Found, Message, Raised, Started, health_main, probe_main
 
 _context = multiprocessing.get_context("forkserver")
 PROBE_TIMEOUT_S = 60.0
@@ -50,6 +51,23 @@ def probe(device: str) -> dict[str, Any]:
     return facts
 
 
+Ending = Literal["CRASHED", "TIMEOUT", "DEVICE_LOST"]
+
+# What the runtimes say when a device is gone: Unified Runtime, Level Zero, CUDA, in whatever sentence.
+_LOST = re.compile(r"DEVICE_LOST|device (is |was |has been )?lost|GPU is lost|fallen off the bus", re.IGNORECASE)
+
+
+def device_lost(text: str) -> bool:
+    """Whether an error's text says that the device is gone."""
+    return _LOST.search(text) is not None
+
+
+def healthy(device: str) -> bool:
+    """Whether a fresh process can compute on the device."""
+    worker = Worker(health_main, device, timeout_s=PROBE_TIMEOUT_S)
+    return any(isinstance(message, Found) for message in worker.listen())
+
+
 @dataclass(frozen=True)
 class Died:
     """The child ended or fell silent before it was done; ``index`` is the case it was at."""
@@ -58,6 +76,11 @@ class Died:
     timed_out: bool
     how: str
     log_tail: str
+
+    @property
+    def status(self) -> Ending:
+        """What is recorded for the case it was at."""
+        return "TIMEOUT" if self.timed_out else "DEVICE_LOST" if device_lost(self.log_tail) else "CRASHED"
 
 
 class Worker:

@@ -18,9 +18,9 @@ DESERVED = {
     "moe.route:by_fingerprint": ("BITWISE", ""),
     "moe.route:by_some_bytes": ("FAIL", ""),
     "moe.route:by_fingerprint_across_prepares": ("BITWISE", ""),
-    "moe.route:left_from_before": ("NONDETERMINISTIC", "1 of 4 repeats right"),
+    "moe.route:left_from_before": ("NONDETERMINISTIC", "1 of 16 repeats right"),
     "moe.route:if_not_there": ("BITWISE", ""),
-    "moe.route:later": ("FAIL", ""),
+    "moe.route:later": ("FAIL or NONDETERMINISTIC", ""),  # a late thread may meet another call's buffers, or none
     "moe.route:once_more": ("FAIL", "went on writing after it had returned"),
     "moe.route:nothing": ("FAIL", ""),
     "moe.route:patches_the_clock": ("BITWISE", ""),
@@ -61,7 +61,7 @@ def test_a_cheat_gets_what_it_deserves(rows: dict[str, Any], kernel: str) -> Non
     """Its status and, for a lie, where it showed."""
     outcome = rows[kernel]["outcome"]
     status, word = DESERVED[kernel]
-    assert outcome.get("status", outcome.get("grade")) == status, outcome
+    assert outcome.get("status", outcome.get("grade")) in status.split(" or "), outcome
     assert word in outcome.get("detail", "")
 
 
