@@ -57,6 +57,7 @@ ALLOWED = {
         "timing",
         "verdict",
     },
+    "statuses": {"endpoint"},
     "cli": {"errors", "model"},
 }
 

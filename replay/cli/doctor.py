@@ -7,8 +7,14 @@ import click
 
 @click.command("doctor")
 @click.option("--device", default="cpu", show_default=True, help="cpu, xpu[:N] or cuda[:N].")
-def command(device: str) -> None:
-    """Versions, the device, the SYCL runtime, and what every kernel lacks."""
+@click.option("--selftest", is_flag=True, help="Ask the device to compute, and compare with the oracle to the bit.")
+def command(device: str, selftest: bool) -> int:
+    """Versions, the device, the SYCL runtime, and what every kernel lacks.
+
+    Exit code 5 where a self-test fails: no bitwise claim on such a device is worth anything.
+    """
+    if selftest:
+        return _selftest(device)
     from replay.devices import Device
     from replay.identity import PACKAGES, package_version
     from replay.kernels.registry import missing, registered
@@ -31,3 +37,21 @@ def command(device: str) -> None:
         if found.kind not in kernel.devices:
             why = f"runs on {', '.join(kernel.devices)}"
         click.echo(f"{kernel.id:<40} {'unavailable: ' + why if why else 'available'}")
+    return 0
+
+
+def _selftest(name: str) -> int:
+    from replay.devices import Device
+    from replay.errors import EnvironmentRefused
+    from replay.kernels.registry import missing
+    from replay.kernels.sycl import NEEDS
+    from replay.session.selftest import selftest
+
+    device = Device(name)
+    lacks = [why for need in NEEDS if (why := missing(need))]
+    if device.kind == "cuda" or lacks:
+        raise EnvironmentRefused(f"doctor: --selftest: expected a device that runs SYCL, got {'; '.join(lacks) or name}")
+    findings = selftest(device)
+    for found in findings:
+        click.echo(f"{found.name:<36} {f'WRONG in {found.wrong:,} of' if found.wrong else 'right,'} {found.asked:,}")
+    return EnvironmentRefused.exit_code if any(f.wrong for f in findings) else 0

@@ -236,16 +236,33 @@ def examine(path: Path) -> Examined:
     lines = data.split(b"\n")
     for number, raw in enumerate(lines[:-1], 1):
         try:
-            line = _lines.decode(raw)
-            records.append(_records.decode(line.record))
+            line, record = _decoded(raw)
+            records.append(record)
+            if not fits(line, seal):
+                faults.append(f"line {number}: its seal does not fit")
+            seal = line.seal
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             faults.append(f"line {number}: {error}")
-            continue
-        seal = _seal(seal, bytes(line.record))
-        if seal != line.seal:
-            faults.append(f"line {number}: its seal does not fit")
-            seal = line.seal
     return Examined(records, faults, bool(lines[-1]), hashlib.sha256(data).hexdigest())
+
+
+def _decoded(raw: bytes) -> tuple[_Line, Record]:
+    line = _lines.decode(raw)
+    return line, _records.decode(line.record)
+
+
+def fits(line: _Line, before: str) -> bool:
+    """Whether a line carries the seal that follows from its record and the seal of the line before."""
+    return line.seal == _seal(before, bytes(line.record))
+
+
+def untouched(raw: bytes, before: str) -> bool:
+    """Whether one line of a journal is as it was written, behind a line with the seal ``before``."""
+    try:
+        line, _ = _decoded(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return False
+    return fits(line, before)
 
 
 def _read(path: Path) -> bytes:
@@ -261,15 +278,12 @@ def _walk(path: Path) -> Iterator[tuple[Record, str, int]]:
     lines = _read(path).split(b"\n")
     for number, raw in enumerate(lines[:-1], 1):  # what follows the last newline was cut off
         try:
-            line = _lines.decode(raw)
-            record = _records.decode(line.record)
+            line, record = _decoded(raw)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise InputError(f"{path}:{number}", "record", "a journal record", str(error)) from None
-        seal = _seal(seal, bytes(line.record))
-        if seal != line.seal:
-            raise EnvironmentRefused(
-                f"{path}:{number}: seal: expected {seal[:12]}…, got {line.seal[:12]}…: the journal was edited"
-            )
+        if not fits(line, seal):
+            raise EnvironmentRefused(f"{path}:{number}: seal: got {line.seal[:12]}…, which does not fit: the journal was edited")
+        seal = line.seal
         end += len(raw) + 1
         yield record, seal, end
 

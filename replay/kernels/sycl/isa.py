@@ -36,6 +36,7 @@ DECLARED: Mapping[str, tuple[int, int, str]] = {
     "middle_gpu": (1, 0, _EXP),
     "layer_gpu": (1, 0, _EXP),
     "shared_gate_gpu": (1, 0, _EXP),
+    "gate": (1, 0, _EXP),
     "combine_gpu": (1, 0, "combine_fma=chain asks for it"),
 }
 

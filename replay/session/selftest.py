@@ -1,0 +1,92 @@
+"""Does this device compute as every bitwise claim supposes? Its answers are held against the oracle's, to the bit."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from replay.devices import Device
+from replay.kernels.sycl.selftest import Array, answer
+from replay.oracle.arith import bf16_to_f32, rn_bf16, silu
+
+ITEMS = 1 << 18
+GROUP = 64
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One self-test: how many answers were asked for and how many were wrong."""
+
+    name: str
+    asked: int
+    wrong: int
+
+
+def _floats(seed: int) -> NDArray[np.float32]:
+    """f32 of every size: random bits, infinities and NaN left out."""
+    bits = np.random.Generator(np.random.Philox(key=seed)).integers(0, 1 << 32, ITEMS, np.uint32)
+    values = bits.view(np.float32)
+    return np.where(np.isfinite(values), values, np.float32(1))
+
+
+def _wrong(want: Array, got: Array) -> int:
+    """Elements whose bits differ; a NaN is a NaN."""
+    same = want.tobytes() == got.tobytes()
+    if same:
+        return 0
+    nan = np.isnan(want) & np.isnan(got) if want.dtype.kind == "f" else np.zeros(len(want), bool)
+    word = np.dtype(f"u{want.dtype.itemsize}")
+    return int(((want.view(word) != got.view(word)) & ~nan).sum())
+
+
+def _divide(device: Device) -> Finding:
+    a, b = _floats(1), np.where(_floats(2) == 0, np.float32(1), _floats(2))
+    with np.errstate(all="ignore"):
+        want = a / b
+    return Finding("division rounds correctly", ITEMS, _wrong(want, answer(device, "divide", (a, b), {"out": "float32"})["out"]))
+
+
+def _square_root(device: Device) -> Finding:
+    a = np.abs(_floats(3))
+    got = answer(device, "square_root", (a,), {"out": "float32"})["out"]
+    return Finding("square root rounds correctly", ITEMS, _wrong(np.sqrt(a), got))
+
+
+def _contraction(device: Device) -> Finding:
+    rng = np.random.Generator(np.random.Philox(key=4))
+    a, b, c = (rng.standard_normal(ITEMS, np.float32) for _ in range(3))
+    got = answer(device, "multiply_add", (a, b, c), {"out": "float32"})["out"]
+    return Finding("a·b + c rounds twice", ITEMS, _wrong(a * b + c, got))
+
+
+def _bf16(device: Device) -> Finding:
+    every = bf16_to_f32(np.arange(1 << 16, dtype=np.uint16))
+    a = np.concatenate([every, _floats(5)])
+    got = answer(device, "to_bf16", (a,), {"out": "uint16"})["out"]
+    return Finding("bf16 round trip", len(a), _wrong(rn_bf16(a), got))
+
+
+def _gates(device: Device) -> Finding:
+    gates = np.arange(1 << 16, dtype=np.uint16)
+    got = answer(device, "gate", (gates,), {"out": "uint16"})["out"]
+    return Finding("act_quant gate table", len(gates), _wrong(rn_bf16(silu(bf16_to_f32(gates))), got))
+
+
+def _sub_groups(device: Device) -> Finding:
+    a = np.random.Generator(np.random.Philox(key=6)).integers(-1000, 1000, ITEMS, np.int32)
+    got = answer(device, "sub_group", (a,), {"sum": "int32", "largest": "int32", "owner": "int32"}, GROUP)
+    _, owner = np.unique(got["owner"], return_inverse=True)
+    sums = np.bincount(owner, a).astype(np.int32)
+    largest = np.full(len(sums), np.iinfo(np.int32).min, np.int32)
+    np.maximum.at(largest, owner, a)
+    wrong = (sums[owner] != got["sum"]) | (largest[owner] != got["largest"])
+    return Finding(f"sub-group reduction (of {ITEMS // len(sums)})", ITEMS, int(wrong.sum()))
+
+
+TESTS: tuple[Callable[[Device], Finding], ...] = (_divide, _square_root, _contraction, _bf16, _gates, _sub_groups)
+
+
+def selftest(device: Device) -> list[Finding]:
+    """Every self-test on a device that runs SYCL."""
+    return [test(device) for test in TESTS]

@@ -1,0 +1,144 @@
+"""Every label, reason and exit code: the line a user sees, what it means, what to do. docs/statuses.md is made of it.
+
+``python -m replay.statuses`` prints the page; a test holds it against the one that is kept, and these tables against the
+types in ``model``, so that no status can be added without its line.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from replay.endpoint.reasons import REASONS
+
+
+@dataclass(frozen=True)
+class Told:
+    """What a user sees, what it means, and what he can do."""
+
+    line: str
+    meaning: str
+    remedy: str
+
+
+EXACT: dict[str, Told] = {
+    "BITWISE": Told(
+        "`sycl:moe.gemm1:rows  BITWISE  234 [233, 235]  2.01 …`",
+        "every repeat, on every case, has the oracle's bits",
+        "read on: time and verdict",
+    ),
+    "FAIL": Told(
+        "`FAIL … row 5 (token 0, slot 5, expert 161, place 0 in its tile) of gate_up: 3 flips, 1 ulp …: rows % 64 == 5; …`",
+        "an output differs, or something else was written to",
+        "the line names the worst row and, where there is one, the pattern of the wrong rows and the mode that would have "
+        "matched; run its `reproduce` line",
+    ),
+    "NONDETERMINISTIC": Told(
+        "`NONDETERMINISTIC … 15 of 16 repeats right; row 5 …`",
+        "repeats on equal inputs differ from one another",
+        "look for a race; `--repeats` asks for more than 16",
+    ),
+    "MISTRUSTED": Told(
+        "`MISTRUSTED … redrawing w13 moves no expected output on …`",
+        "the check itself could not have failed: an input does not move the oracle, or the oracle calls what it should judge",
+        "mend the stage's oracle; nothing of this stage is judged until then",
+    ),
+    "DEVICE_LOST": Told(
+        "`DEVICE_LOST … UR_RESULT_ERROR_DEVICE_LOST`",
+        "the device was lost in this case; the next one began after a fresh process had computed on it",
+        "look at the driver's log; a card that lost its device is not measured again in this boot",
+    ),
+    "CRASHED": Told(
+        "`CRASHED … signal SIGSEGV`",
+        "the process died, the kernel raised, or it asked for more memory than there is",
+        "the detail names the signal or the exception; result.json has the log's tail",
+    ),
+    "TIMEOUT": Told("`TIMEOUT … silent for 120 s`", "no answer within two minutes", "as CRASHED"),
+    "UNAVAILABLE": Told(
+        "`unavailable: triton:moe.gemm1 (no Python module triton)`",
+        "the kernel cannot run here; nothing else was tried in its place",
+        "the reason names the device, mode or package that is missing",
+    ),
+}  # fmt: skip
+
+VERDICTS: dict[str, Told] = {
+    "BASELINE": Told("`BASELINE`", "the others are compared with this one", "`--baseline` names another"),
+    "FASTER": Told("`−74 % [−75, −73]  FASTER`", "the 95 % interval excludes zero, and it is not SAME", "`promote`"),
+    "SLOWER": Told("`+4.1 % [+3.8, +4.4]  SLOWER`", "the 95 % interval excludes zero, and it is not SAME", "leave it"),
+    "SAME": Told(
+        "`+0.2 % [−0.3, +0.6]  SAME`",
+        "the 90 % interval lies inside the margin, even where it excludes zero",
+        "`promote --claim parity`",
+    ),
+    "INCONCLUSIVE": Told(
+        "`INCONCLUSIVE: interval_holds_zero, about 12 processes would decide`", "nothing can be said", "see the reason behind it"
+    ),
+    "INVALID": Told("`INVALID: below_floor`", "the measurement contradicts itself", "see the reason behind it"),
+}  # fmt: skip
+
+FLAGS: dict[str, Told] = {
+    "interval_holds_zero": Told("INCONCLUSIVE", "neither faster, slower nor the same", "as many processes as the line says"),
+    "ceiling_drift": Told(
+        "INCONCLUSIVE",
+        "the machine's own rates moved between the beginning and the end of too many processes",
+        "run it again on a quiet machine",
+    ),
+    "not_cold": Told("INCONCLUSIVE", "the ring of weights does not pass the cache three times", "a geometry of true size"),
+    "no_baseline": Told("INCONCLUSIVE", "the baseline was red or died", "mend it, or `--baseline` another"),
+    "null_inconclusive": Told("INCONCLUSIVE", "two copies of the baseline could not be told alike", "more processes"),
+    "null_missing": Told("INCONCLUSIVE", "no second copy of the baseline was timed", "run it again"),
+    "null_differed": Told("INVALID", "two copies of the baseline came out different", "find out what disturbs the machine"),
+    "below_floor": Told("INVALID", "faster than the bytes could move", "look for a cached operand or a wrong clock"),
+    "not_stationary": Told("told only", "the warm-up found no rest within its limit", "weigh it"),
+}  # fmt: skip
+
+EXITS: dict[int, str] = {
+    0: "all well",
+    1: "a kernel was wrong, crashed or was mistrusted; a promotion of one",
+    2: "bad input or usage; nothing was lost",
+    3: "`--require` met no verdict; a promotion without one",
+    4: "slower than required",
+    5: "the environment was refused, evidence was edited, or a kernel named exactly is unavailable",
+    130: "interrupted; `--resume` goes on",
+}
+
+
+def page() -> str:
+    """docs/statuses.md."""
+    return "\n".join(
+        [
+            "# Statuses",
+            "",
+            "Made by `python -m replay.statuses` from the tables that the code uses. What stands under `exact`:",
+            "",
+            *_table(("exact", "the line", "what happened", "what to do"), _rows(EXACT)),
+            "",
+            "What stands under `verdict`, with (QUICK) behind it where the run had fewer than five processes or thirty blocks:",
+            "",
+            *_table(("verdict", "the line", "meaning", "what to do"), _rows(VERDICTS)),
+            "",
+            "Reasons behind a verdict:",
+            "",
+            *_table(("reason", "makes it", "meaning", "what to do"), _rows(FLAGS, code=True)),
+            "",
+            "Why `promote` refuses, and with which exit code:",
+            "",
+            *_table(("code", "exit", "what to do"), ((f"`{c}`", str(r.exit_code), r.remedy) for c, r in REASONS.items())),
+            "",
+            "Exit codes; when several hold, 2 before 5 before 1 before 3 before 4:",
+            "",
+            *_table(("exit", "meaning"), ((str(code), meaning) for code, meaning in EXITS.items())),
+            "",
+        ]
+    )
+
+
+def _rows(told: Mapping[str, Told], *, code: bool = False) -> Iterable[tuple[str, ...]]:
+    for name, t in told.items():
+        yield (f"`{name}`" if code else name, t.line, t.meaning, t.remedy)
+
+
+def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> list[str]:
+    return [f"| {' | '.join(cells)} |" for cells in (head, ("---",) * len(head), *rows)]
+
+
+if __name__ == "__main__":
+    print(page(), end="")
