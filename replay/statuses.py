@@ -37,7 +37,7 @@ EXACT: dict[str, Told] = {
         "look for a race; `--repeats` asks for more than 16",
     ),
     "MISTRUSTED": Told(
-        "`MISTRUSTED … redrawing w13 moves no expected output on …`",
+        "`MISTRUSTED … redrawing w13 moves no expected output beside …`",
         "the check itself could not have failed: an input does not move the oracle, or the oracle calls what it should judge",
         "mend the stage's oracle; nothing of this stage is judged until then",
     ),

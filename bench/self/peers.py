@@ -109,7 +109,7 @@ def main(tokens: str, blocks: int) -> None:
     torch.set_num_threads(2)
     device = Device("cpu")
     kernels = registered()
-    ceilings = Ceiling(device).measure()
+    ceilings = Ceiling(device, quick=False).measure()
     print(f"read ceiling {ceilings.read_gbs.mid:.0f} GB/s [{ceilings.read_gbs.lo:.0f}, {ceilings.read_gbs.hi:.0f}]")
     for count in map(int, tokens.split(",")):
         times: dict[str, list[np.ndarray]] = {}

@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterator, Sequence
 from types import FunctionType
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from replay.model import Case
+from replay.model import Case, Routes
 from replay.oracle.arith import rn_bf16
 from replay.oracle.moe import ExpertRows
 from replay.stages.stage import Outputs, Stage, Tensors
@@ -23,26 +24,36 @@ TORCH_NAMESPACES = ("aten", "prim", "prims")
 def mistrust(stage: Stage, cases: Sequence[Case]) -> str | None:
     """Why nothing can be judged by this stage's oracle, or None. ``cases`` are those of one stage in one run.
 
-    Probed on the first case that is not degenerate; a suite of edge cases alone leaves its stage unprobed.
+    Probed on the first case that is not degenerate, doubled; a suite of edge cases alone leaves its stage unprobed.
     """
     if shared := sorted(candidates_code(stage.oracle)):
         return f"the oracle calls what it should judge: {', '.join(shared)}"
-    case = next((c for c in cases if not degenerate(c)), None)
-    if case is None:
+    chosen = next((c for c in cases if not degenerate(c)), None)
+    if chosen is None:
         return None
+    case = doubled(chosen)
     inputs = stage.inputs(case)
     base, foreign = dispatched(lambda: stage.oracle(case.problem, inputs))
     if foreign:
         return f"the oracle calls operations that are not torch's: {', '.join(foreign)}"
     still = [name for name in stage.probes if name in inputs and not _moves(stage, case, inputs, base, name)]
-    return f"redrawing {', '.join(still)} moves no expected output on {case.id}" if still else None
+    return f"redrawing {', '.join(still)} moves no expected output beside {chosen.id}" if still else None
+
+
+def doubled(case: Case) -> Case:
+    """A case and the same again with every expert's neighbour in its place: two tokens at least, with other experts. One
+    token alone is all alike to a stage that only moves rows."""
+    routes, experts, rows = case.routes, case.problem.geometry.experts, 2 * case.problem.rows
+    shifted = tuple(tuple((e + 1) % experts if e >= 0 else e for e in row) for row in routes.topk_ids)
+    weights = routes.topk_weights and (*routes.topk_weights, *reversed(routes.topk_weights))
+    replace = msgspec.structs.replace
+    id_ = replace(case.id, problem=replace(case.problem, rows=rows), source=replace(case.id.source, rows=rows))
+    return replace(case, id=id_, routes=Routes((*routes.topk_ids, *shifted), weights))
 
 
 def degenerate(case: Case) -> bool:
-    """Whether a case is an edge that may legitimately leave outputs where they are: a token without any expert, or no two
-    experts that could change places."""
-    rows = case.routes.topk_ids
-    return any(max(row) < 0 for row in rows) or len({expert for row in rows for expert in row if expert >= 0}) < 2
+    """Whether a case is an edge that may legitimately leave outputs where they are: a token without any expert."""
+    return any(max(row) < 0 for row in case.routes.topk_ids)
 
 
 def _moves(stage: Stage, case: Case, inputs: Tensors, base: Outputs, name: str) -> bool:

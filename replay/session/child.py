@@ -254,7 +254,7 @@ def time_main(
         _begin(load)
         device = Device(device_name)
         arms = Arms(device)
-        ceilings = spans.Ceiling(device)
+        ceilings = spans.Ceiling(device, quick=options.quick)
         pipe.send(Ceiled("before", ceilings.measure()))
         for index, (case, named) in enumerate(jobs):
             pipe.send(Started(index))

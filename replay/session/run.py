@@ -259,7 +259,7 @@ class Session:
     def _time(self, process: int) -> None:
         # Ceilings belong before and after: a run that was killed in between measures them once more.
         while (jobs := self._jobs(process)) or self._unfinished(process):
-            options = Options(self.plan.blocks, self.plan.cache, self.plan.seed, process)
+            options = Options(self.plan.blocks, self.plan.cache, self.plan.seed, process, self.plan.quick)
             worker = Worker(time_main, tuple(jobs), self.plan.device, options, self.load, timeout_s=TIME_TIMEOUT_S, shared=True)
             self._hear_time(worker, process, jobs)
 

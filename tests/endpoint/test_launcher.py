@@ -329,7 +329,7 @@ def test_a_server_that_ends_takes_its_workers_along(launcher: Path) -> None:
     assert process.poll() is None
     assert alive(pids) == pids
     os.kill(pids[0], signal.SIGKILL)
-    assert process.wait(20) == 128 + signal.SIGKILL
+    assert process.wait(20) in (128 + signal.SIGKILL, 128 + signal.SIGSTOP)  # bash may keep the first it saw
     assert alive(pids) == []
 
 

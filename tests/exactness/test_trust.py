@@ -8,18 +8,19 @@ import numpy as np
 import pytest
 import torch
 
-from replay.exactness.trust import candidates_code, degenerate, dispatched, mistrust
+from replay.exactness.trust import candidates_code, degenerate, dispatched, doubled, mistrust
 from replay.kernels import eager
 from replay.stages import STAGES
-from tests.conftest import make_case
+from tests.conftest import QWEN36, make_case
 
 
+@pytest.mark.parametrize("tokens", [1, 4])
 @pytest.mark.parametrize("stage", STAGES)
-def test_our_own_oracles_are_trusted(stage: str) -> None:
-    """Every probe of every stage moves its output, and no oracle reaches a kernel."""
-    case = make_case(stage, tokens=4)
+def test_our_own_oracles_are_trusted(stage: str, tokens: int) -> None:
+    """Every probe of every stage moves its output, on a suite of single tokens too, and no oracle reaches a kernel."""
     assert STAGES[stage].probes
-    assert mistrust(STAGES[stage], [case]) is None
+    assert mistrust(STAGES[stage], [make_case(stage, tokens=tokens)]) is None
+    assert mistrust(STAGES[stage], [make_case(stage, QWEN36, tokens=tokens)]) is None
     assert candidates_code(STAGES[stage].oracle) == set()
 
 
@@ -28,10 +29,10 @@ def test_an_oracle_that_ignores_an_input_is_named(stage: str) -> None:
     """Each probe in turn is held where it was: the stage is mistrusted for exactly that input."""
     whole = STAGES[stage]
     case = make_case(stage, tokens=4)
-    inputs = whole.inputs(case)
+    inputs = whole.inputs(doubled(case))
     for name in whole.probes:
         deaf = dataclasses.replace(whole, oracle=lambda p, t, name=name: whole.oracle(p, {**t, name: inputs[name]}))
-        assert mistrust(deaf, [case]) == f"redrawing {name} moves no expected output on {case.id}"
+        assert mistrust(deaf, [case]) == f"redrawing {name} moves no expected output beside {case.id}"
 
 
 def test_an_oracle_that_calls_the_candidates_op_is_refused() -> None:

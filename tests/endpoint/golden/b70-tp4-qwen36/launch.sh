@@ -95,4 +95,9 @@ trap 'exit 129' HUP
 set -m # the server leads a process group of its own
 "${command[@]}" </dev/null &
 server=$!
-wait -f "$server" # -f: a server that is merely stopped has not ended
+code=0
+while kill -0 "$server" 2>/dev/null; do # a server that is merely stopped has not ended
+    code=0
+    wait -f "$server" || code=$?
+done
+(exit "$code")
