@@ -11,7 +11,7 @@ STAMP := $(VENV)/.made-from
 WANT := $(shell cat setup.cfg $(CONSTRAINTS) | sha256sum | cut -c1-16) $(TORCH_INDEX)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv bench-moe bench-peers test fuzz-exact isa lint captures bench-self clean
+.PHONY: help venv bench-moe bench-peers test fuzz-exact soak-resume isa lint captures bench-self clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -45,6 +45,9 @@ fuzz-exact: venv ## 1000 random cases a stage through every kernel; about 6 minu
 # An environment of its own, since it holds vLLM: see docs/moe.md.
 bench-peers: ## our MoE layers beside vLLM's on a CPU: PEERS_PYTHON=/path/to/python; about a minute
 	@PYTHONPATH=. $(PEERS_PYTHON) bench/self/peers.py
+
+soak-resume: venv ## kill a run at twenty moments and resume it (8 in make test); about 3 minutes
+	@B70_KILLS=20 $(BIN)/python -m pytest tests/session/test_resume.py -k moments
 
 lint: venv ## ruff and mypy --strict
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy

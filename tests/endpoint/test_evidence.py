@@ -217,7 +217,7 @@ def test_no_edited_field_gets_through(steady: Run) -> None:
                 assert steady.codes() == ["edited_journal"], (number, path)
             count += 1
         before = document["seal"]
-    assert count > 5000
+    assert count > 3000
     for cut in (b"", lines[0][:-1]):  # a cut last line is what a killed run leaves; a first one is no run
         steady.journal.write_bytes(b"\n".join([*lines[: -1 if cut else 0], cut]))
         if cut:
