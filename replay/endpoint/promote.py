@@ -86,7 +86,7 @@ def _cautions(
     if (largest := max((g.comparison.effect.mde for g in claims if g.comparison), default=0.0)) > LARGE_EFFECT:
         yield f"the minimum detectable effect was {largest:.0%}: smaller differences could not be seen"
     if seen.replaced:
-        yield f"{len(seen.replaced)} processes were replaced, their ceilings had moved"
+        yield f"processes replaced because their ceilings had moved: {len(seen.replaced)}"
 
 
 def _promotion(
