@@ -31,8 +31,8 @@ bench-moe: venv ## replay the shipped capture through every MoE kernel; 1 to 3 m
 	@echo "bench-moe: 16 cases of layer 9 of captures/qwen36-generated, all MoE stages, QUICK (one process); 1 to 3 minutes"
 	@$(BIN)/b70-replay run --capture qwen36-generated --route-layer-regex 'layers\.9\.' --stage 'moe.*' --quick $(ARGS)
 
-test: venv lint ## everything that must hold; about 8 minutes
-	@echo "test: unit, field, packaging and acceptance tests; about 8 minutes on 2 cores"
+test: venv lint ## everything that must hold; about 12 minutes
+	@echo "test: unit, field, packaging and acceptance tests; about 12 minutes on 2 cores"
 	@$(BIN)/python -m pytest $(ARGS)
 	@for script in tests/acceptance/[0-9]*.sh; do echo "== $$script"; PATH="$(CURDIR)/$(BIN):$$PATH" bash $$script || exit 1; done
 

@@ -188,10 +188,10 @@ def _tree_sha256(files: Iterable[Path], root: Path) -> str:
 
 def _libraries() -> dict[str, str]:
     """The native libraries that SYCL kernels run through: name → sha256."""
-    from replay.kernels.registry import missing as lacking
+    from replay.kernels.registry import lacking
     from replay.kernels.sycl import NEEDS
 
-    if any(lacking(need) for need in NEEDS):
+    if any(lacking(NEEDS)):
         return {}
     from replay.kernels.sycl.runtime import prefix
 

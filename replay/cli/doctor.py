@@ -17,7 +17,7 @@ def command(device: str, selftest: bool) -> int:
         return _selftest(device)
     from replay.devices import Device
     from replay.identity import PACKAGES, package_version
-    from replay.kernels.registry import missing, registered
+    from replay.kernels.registry import lacking, registered
     from replay.kernels.sycl import NEEDS
 
     found = Device(device)
@@ -25,7 +25,7 @@ def command(device: str, selftest: bool) -> int:
     click.echo(f"python      {platform.python_version()}, {platform.platform()}")
     for package in PACKAGES:
         click.echo(f"{package:<16}{package_version(package)}")
-    lacks = [why for need in NEEDS if (why := missing(need))]
+    lacks = list(lacking(NEEDS))
     if lacks:
         click.echo(f"sycl        unavailable: {'; '.join(lacks)}")
     elif found.kind != "cuda":
@@ -33,7 +33,7 @@ def command(device: str, selftest: bool) -> int:
 
         click.echo(f"sycl        {queue(found.kind).device_name}")
     for kernel in registered().values():
-        why = next((w for need in kernel.needs if (w := missing(need))), None)
+        why = next(lacking(kernel.needs), None)
         if found.kind not in kernel.devices:
             why = f"runs on {', '.join(kernel.devices)}"
         click.echo(f"{kernel.id:<40} {'unavailable: ' + why if why else 'available'}")
@@ -43,12 +43,12 @@ def command(device: str, selftest: bool) -> int:
 def _selftest(name: str) -> int:
     from replay.devices import Device
     from replay.errors import EnvironmentRefused
-    from replay.kernels.registry import missing
+    from replay.kernels.registry import lacking
     from replay.kernels.sycl import NEEDS
     from replay.session.selftest import selftest
 
     device = Device(name)
-    lacks = [why for need in NEEDS if (why := missing(need))]
+    lacks = list(lacking(NEEDS))
     if device.kind == "cuda" or lacks:
         raise EnvironmentRefused(f"doctor: --selftest: expected a device that runs SYCL, got {'; '.join(lacks) or name}")
     findings = selftest(device)

@@ -8,7 +8,6 @@ ceilings, and what was seen to go wrong) cannot be computed again: it is held by
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -29,7 +28,7 @@ from replay.session.folder import identity_now
 from replay.session.plan import filters
 from replay.stages import STAGES
 from replay.stages.stage import Outputs
-from replay.stages.vary import CHECKED, varied
+from replay.stages.vary import inputs_when_timed
 from replay.verdict import caps, is_quick, label_of
 
 REPLACED = " (deleted)"  # what Linux puts behind the path of a mapped file that is no longer there
@@ -48,10 +47,11 @@ class Now:
 
 @dataclass(frozen=True)
 class Examined:
-    """A run, what it claims for a kernel, and every reason not to believe or not to grant it. ``seen`` is None for a
-    journal that was edited."""
+    """A run, what it claims for a kernel, and every reason not to believe or not to grant it. ``seen`` and ``now`` are
+    None for a journal that was edited."""
 
     seen: Seen | None
+    now: Now | None
     claims: list[Group]
     refusals: list[Refusal]
     journal_sha256: str
@@ -80,19 +80,20 @@ def examine(path: Path, kernel: str, claim: str, now: Now | None = None) -> Exam
         if not found.faults:
             raise InputError(str(path), "journal", "a run that had begun", "none")
         more = f" (and {len(found.faults) - 1} more lines)" if len(found.faults) > 1 else ""
-        return Examined(None, [], [Refusal("edited_journal", found.faults[0] + more)], found.sha256)
+        return Examined(None, None, [], [Refusal("edited_journal", found.faults[0] + more)], found.sha256)
     seen = Seen(found.records)
     finished = isinstance(found.records[-1], j.Finished) and not found.cut
     against = [] if finished else [Refusal("unfinished", "the run has not come to its end")]
     claims = [g for g in build(found.records, "").groups if g.kernel == kernel]
-    against += _all(seen, claims, kernel, claim, now or look(seen))
-    return Examined(seen, claims, list(dict.fromkeys(against)), found.sha256)
+    now = now or look(seen)
+    against += _all(seen, claims, kernel, claim, now)
+    return Examined(seen, now, claims, list(dict.fromkeys(against)), found.sha256)
 
 
 def _all(seen: Seen, claims: list[Group], kernel: str, claim: str, now: Now) -> Iterator[Refusal]:
     yield from _identity(seen, now)
     yield from _capture(seen, now)
-    yield from _plan(seen, now)
+    yield from _plan(seen)
     if kernel not in {k.id for k in seen.plan.kernels}:
         yield Refusal("kernel_not_in_run", f"{kernel}: the run has {', '.join(k.id for k in seen.plan.kernels)}")
         return
@@ -176,7 +177,7 @@ def _rows(seen: Seen, capture: Capture) -> Iterator[Refusal]:
             yield Refusal("modes_differ", f"{name}={value}, the capture was made with {name}={manifest.modes[name]}")
 
 
-def _plan(seen: Seen, now: Now) -> Iterator[Refusal]:
+def _plan(seen: Seen) -> Iterator[Refusal]:
     if seen.plan.margin > WIDEST_MARGIN:
         yield Refusal("wide_margin", f"{seen.plan.margin:.1%}, at most {WIDEST_MARGIN:.0%} can promote")
     if seen.plan.cache == "warm":
@@ -215,20 +216,13 @@ def _processes(seen: Seen, cases: list[Case], kernel: str) -> Iterator[Refusal]:
         yield Refusal("evidence_differs", "timed, but not in the plan", min(strange))
 
 
-def _oracle(case: Case, *, timed: bool) -> tuple[dict[str, Any], Outputs]:
-    stage = STAGES[case.problem.stage]
-    inputs = stage.inputs(case)
-    if timed:
-        inputs = varied(stage.specs(case.problem), inputs, CHECKED)
-    return inputs, stage.canonical(case.problem, inputs, stage.oracle(case.problem, inputs))
-
-
 def _answers(seen: Seen, case: Case, kernel: str) -> Iterator[str]:
     """What the journal says the kernel and its baseline wrote, held against the oracle's outputs."""
     stage, key = STAGES[case.problem.stage], str(case.id)
     second = msgspec.structs.replace(case, second=True)
-    (inputs, want), (_, want_timed) = _oracle(case, timed=False), _oracle(case, timed=True)
-    (_, other), (_, other_timed) = _oracle(second, timed=False), _oracle(second, timed=True)
+    inputs = stage.inputs(case)
+    want, other = stage.expected(case.problem, inputs), stage.expected(case.problem, stage.inputs(second))
+    want_timed, other_timed = (stage.expected(case.problem, inputs_when_timed(stage, c)) for c in (case, second))
     specs = stage.specs(case.problem)
 
     def right(answer: j.Answer | None, wanted: Outputs) -> bool:

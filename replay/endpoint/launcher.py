@@ -117,6 +117,11 @@ def engine_of(promotion: Promotion) -> Engine:
     return Engine(Swap("serve", (SwapKernel(promotion.stage, promotion.kernel, sha256, promotion.load),)))
 
 
+def placed_at(folder: Path, binary: str) -> Path:
+    """Where a compiled binary of the run lies in a promotion's folder: in the launcher's own cache."""
+    return folder / "cache" / "launch" / CACHES["B70_CACHE"] / Path(binary).name
+
+
 def write(folder: Path, files: dict[str, bytes], binaries: Sequence[str] = ()) -> None:
     """Write them into a new or empty folder, with the binaries in the launcher's own cache; InputError otherwise."""
     try:
@@ -128,7 +133,7 @@ def write(folder: Path, files: dict[str, bytes], binaries: Sequence[str] = ()) -
             if name.endswith(".sh"):
                 (folder / name).chmod(0o755)
         for binary in binaries:
-            placed = folder / "cache" / "launch" / CACHES["B70_CACHE"] / Path(binary).name
+            placed = placed_at(folder, binary)
             placed.parent.mkdir(parents=True, exist_ok=True)
             placed.write_bytes(Path(binary).read_bytes())
     except OSError as error:

@@ -21,9 +21,9 @@ import replay
 from replay import identity
 from replay.captures.manifest import file_sha256
 from replay.devices import Device, cpu_facts
-from replay.endpoint.launcher import Promotion, render
+from replay.endpoint.launcher import Promotion, placed_at, render
 from replay.endpoint.spec import CACHES, read
-from replay.errors import EnvironmentRefused, InputError
+from replay.errors import EnvironmentRefused
 
 GIB = 1 << 30
 PLUGINS, PLUGIN = "vllm.general_plugins", "b70_replay"
@@ -53,22 +53,18 @@ def differences(folder: Path, role: str, sha256: str) -> Iterator[str]:
 
 def _rendered(folder: Path, promotion: Promotion) -> Iterator[str]:
     """The folder's files, rendered again from identity and endpoint file."""
-    try:
-        endpoint, toml = read(folder / "endpoint.toml")
-    except InputError as error:
-        yield str(error)
-        return
-    identity_json = (folder / "identity.json").read_bytes()
-    files = render(promotion, identity_json, endpoint, toml)
+    changed = list(_changed({str(folder / "endpoint.toml"): promotion.endpoint_sha256}))
+    yield from changed
+    if changed:
+        return  # what an edited endpoint file would render says nothing
+    files = render(promotion, (folder / "identity.json").read_bytes(), *read(folder / "endpoint.toml"))
     yield from _changed({str(folder / name): hashlib.sha256(data).hexdigest() for name, data in files.items()})
-    yield from _changed({str(folder / "endpoint.toml"): promotion.endpoint_sha256})
 
 
 def _in_place(folder: Path, promotion: Promotion) -> dict[str, str]:
     """path → sha256 of what was loaded; compiled binaries are looked at where the server will find them."""
-    cache = folder / "cache" / "launch" / CACHES["B70_CACHE"]
     return {
-        str(cache / Path(path).name) if path in promotion.binaries else path: sha256 for path, sha256 in promotion.files.items()
+        str(placed_at(folder, path)) if path in promotion.binaries else path: sha256 for path, sha256 in promotion.files.items()
     }
 
 
@@ -115,7 +111,7 @@ def _engine(role: str) -> Iterator[str]:
 def _variables(promotion: Promotion, environment: Mapping[str, str]) -> Iterator[str]:
     """Watched variables as the server would have them; those of the caches are the launcher's own."""
     now = {name: value for name, value in identity.watched(environment).items() if name not in CACHES}
-    wanted = {**identity.watched(promotion.environment)}
+    wanted = identity.watched(promotion.environment)
     for name in sorted({*now, *wanted}):
         if now.get(name) != wanted.get(name):
             yield f"{name}: expected {wanted.get(name, 'unset')!r}, got {now.get(name, 'unset')!r}"

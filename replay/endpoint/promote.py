@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Literal
 
 from replay import cache
-from replay.captures import locate, open_capture
 from replay.captures.cases import shape_hits
 from replay.data import path as data_path
 from replay.endpoint import evidence, launcher
@@ -58,8 +57,7 @@ def decide(run: Path, kernel: str, endpoint: Endpoint, endpoint_toml: bytes, cla
     if refusals:
         red = dict.fromkeys(r.case for r in refusals if r.code == "red_case")
         return Decision(refusals, [reproduction(found.seen.plan, case, kernel) for case in red], None)
-    sums = found.journal_sha256, hashlib.sha256(endpoint_toml).hexdigest()
-    return Decision([], [], _promotion(found.seen, found.claims, kernel, endpoint, claim, *sums))
+    return Decision([], [], _promotion(found, kernel, endpoint, endpoint_toml, claim))
 
 
 def _misfits(seen: Seen, endpoint: Endpoint) -> list[Refusal]:
@@ -90,13 +88,15 @@ def _cautions(
 
 
 def _promotion(
-    seen: Seen, claims: list[Group], kernel: str, endpoint: Endpoint, claim: Claim, journal_sha256: str, endpoint_sha256: str
+    found: evidence.Examined, kernel: str, endpoint: Endpoint, endpoint_toml: bytes, claim: Claim
 ) -> launcher.Promotion:
+    seen, now, claims = found.seen, found.now, found.claims
+    assert seen is not None and now is not None and not isinstance(now.capture, str)  # noqa: PT018  # else it was refused
     plan = seen.plan
     cases = [c for c in plan.cases if c.problem.stage == kernel.split(":")[1]]
-    hits = shape_hits(open_capture(locate(plan.capture_path)), filters(plan), cases[0].problem.geometry)
     chosen = next(k for k in plan.kernels if k.id == kernel)
     loaded = {path: sha256 for record in seen.loaded for path, sha256 in record.files.items()}
+    hits = shape_hits(now.capture, filters(plan), cases[0].problem.geometry)
     prediction = predict(seen, cases, kernel, hits, endpoint.calls_per_token)
     environment, overridden = launcher.environment(seen.identity, endpoint)
     return launcher.Promotion(
@@ -105,8 +105,8 @@ def _promotion(
         cache=plan.cache, binaries=tuple(p for p in loaded if Path(p).is_relative_to(cache.folder())),
         processes=len(seen.samples([str(cases[0].id)])), claims=tuple(claims),
         prediction=prediction,
-        cautions=tuple(_cautions(seen, cases, claims, prediction, endpoint)), journal_sha256=journal_sha256,
-        endpoint=endpoint.name, endpoint_sha256=endpoint_sha256,
+        cautions=tuple(_cautions(seen, cases, claims, prediction, endpoint)), journal_sha256=found.journal_sha256,
+        endpoint=endpoint.name, endpoint_sha256=hashlib.sha256(endpoint_toml).hexdigest(),
         devices=endpoint.devices, port=endpoint.port, min_free_gib=endpoint.min_free_gib,
         packages=endpoint.packages, environment=environment, overridden=overridden, unknown=tuple(unknown(seen.identity)),
         files=loaded, identity=seen.identity,

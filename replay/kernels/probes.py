@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from replay.devices import Device
-from replay.kernels.registry import missing
+from replay.kernels.registry import lacking
 from replay.kernels.sycl import NEEDS
 
 HOT_BYTES = (256 << 10, 1 << 20, 4 << 20)
@@ -47,7 +47,7 @@ def probes(device: Device, nbytes: int) -> Iterator[Probe]:
         yield Probe("hot", f"torch.copy_ {size >> 10} KiB", 2 * size, 50, _copy(buffer(size), buffer(size)))
     tiny = buffer(64)
     yield Probe("launch", "torch.zero_", 0, 200, tiny.zero_)
-    if device.kind != "cuda" and not any(missing(need) for need in NEEDS):
+    if device.kind != "cuda" and not any(lacking(NEEDS)):
         from replay.kernels.sycl import bandwidth
 
         yield from bandwidth.probes(device, a, b, [buffer(size) for size in HOT_BYTES])

@@ -4,7 +4,7 @@ import importlib
 import importlib.util
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -133,7 +133,12 @@ def unavailable(kernel: Kernel, problem: Problem, device: str) -> str | None:
         asked = dict(problem.modes).get(name)
         if asked is not None and asked not in values:
             return f"mode {name}={asked} is not implemented (has {', '.join(values)})"
-    return next((why for need in kernel.needs if (why := missing(need))), None)
+    return next(lacking(kernel.needs), None)
+
+
+def lacking(needs: Iterable[str]) -> Iterator[str]:
+    """Why each probe string that is not met here is not; asked one after the other, as far as the caller reads."""
+    return (why for need in needs if (why := missing(need)))
 
 
 def missing(need: str) -> str | None:

@@ -106,7 +106,7 @@ class _Findings:
         outcome = self.seen.outcome(case, kernel)
         floor = self._floor(case)
         compared = None
-        flags = [*self.seen.flags([case], kernel), *(f"ceiling_drift:{d}" for d in self.drift)]
+        flags = self._flags([case], kernel)
         if isinstance(outcome, Exact) and outcome.timing and kernel != self.plan.baseline_of(stage):
             effect = self._effect([case], kernel, stage)
             compared = Comparison(self.plan.baseline_of(stage), effect, null) if effect else None
@@ -120,6 +120,10 @@ class _Findings:
             case=case, kernel=kernel, outcome=outcome, floor=floor, comparison=compared, verdict=verdict,
             reproduce=reproduction(self.plan, case, kernel) if red else None,
         )  # fmt: skip
+
+    def _flags(self, cases: list[str], kernel: str) -> list[str]:
+        """What the samples carried, and what moved."""
+        return [*self.seen.flags(cases, kernel), *(f"ceiling_drift:{d}" for d in self.drift)]
 
     def _floor(self, case: str) -> Floor | None:
         work = self.seen.work.get(case)
@@ -151,11 +155,12 @@ class _Findings:
         stage, kernel = claim[0], claim[-1]
         cases = [r.case for r in members]
         baseline = self.plan.baseline_of(stage)
-        told = list(dict.fromkeys(reason for r in members if r.verdict for reason in r.verdict.reasons))
-        ours = ("below_floor", "interval_holds_zero", "null_")
-        flags = [reason for reason in told if not reason.startswith(ours) and reason != "not_stationary"]
+        told = {reason for r in members if r.verdict for reason in r.verdict.reasons}
+        flags = [flag for flag in self._flags(cases, kernel) if flag != "not_stationary"]
+        flags += ["no_baseline"] if "no_baseline" in told else []
         effect = self._effect(cases, kernel, stage) if kernel != baseline else None
-        compared = Comparison(baseline, effect, self._effect(cases, baseline + NULL, stage)) if effect else None
+        null = next((r.comparison.null for r in members if r.comparison), None)
+        compared = Comparison(baseline, effect, null) if effect else None
         below = "below_floor" in told
         return compared, conclude(compared, margin=self.plan.margin, quick=self.plan.quick, below=below, flags=flags)
 

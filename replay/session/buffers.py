@@ -5,7 +5,7 @@ at different addresses. Expert weights live in a *table* that is shared by all b
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -113,10 +113,7 @@ class Binding:
     def vary(self, number: int) -> None:
         """Write another variation of the inputs."""
         self.given = varied(self.specs, self.origin, number)
-        for name, array in self.given.items():
-            if array is not self.origin[name]:
-                assert isinstance(array, np.ndarray)  # only matrices of values vary
-                self.buffers[name].tensor.copy_(to_torch(array, self.buffers[name].spec.dtype))
+        self._write(name for name, array in self.given.items() if array is not self.origin[name])
 
     def pose(self, origin: Tensors) -> None:
         """Write the inputs of another case."""
@@ -125,11 +122,13 @@ class Binding:
 
     def fill(self) -> None:
         """Write the inputs."""
-        for name, buffer in self.buffers.items():
-            if buffer.spec.role in ("in", "inout"):
-                array = self.given[name]
-                assert isinstance(array, np.ndarray)  # only weights are expert rows
-                buffer.tensor.copy_(to_torch(array, buffer.spec.dtype))
+        self._write(name for name, buffer in self.buffers.items() if buffer.spec.role in ("in", "inout"))
+
+    def _write(self, names: Iterable[str]) -> None:
+        for name in names:
+            array = self.given[name]
+            assert isinstance(array, np.ndarray)  # only weights are expert rows
+            self.buffers[name].tensor.copy_(to_torch(array, self.buffers[name].spec.dtype))
 
     def mend(self) -> None:
         """Put guards and inputs right after a kernel that wrote to them."""
@@ -139,11 +138,7 @@ class Binding:
 
     def restore(self) -> None:
         """Write those inputs again that a kernel is meant to change."""
-        for name, buffer in self.buffers.items():
-            if buffer.spec.role == "inout":
-                array = self.given[name]
-                assert isinstance(array, np.ndarray)  # only weights are expert rows
-                buffer.tensor.copy_(to_torch(array, buffer.spec.dtype))
+        self._write(name for name, buffer in self.buffers.items() if buffer.spec.role == "inout")
 
     def poison_outputs(self, pattern: int) -> None:
         """Overwrite every output and scratch byte."""

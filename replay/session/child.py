@@ -128,10 +128,11 @@ def loaded_files() -> tuple[str, ...]:
     libraries = {path for path in mapped if path.startswith("/") and ".so" in Path(path).name}
     runtime = sys.modules.get("replay.kernels.sycl.runtime")
     binaries = {str(path) for path in runtime.binaries} if runtime else set()
-    known = (*(sysconfig.get_path(p) for p in ("stdlib", "purelib", "platlib")), str(Path(replay.__file__).parent))
+    folders = (*(sysconfig.get_path(p) for p in ("stdlib", "purelib", "platlib")), str(Path(replay.__file__).parent))
+    known = tuple(folder + os.sep for folder in folders)
     specs = [getattr(module, "__spec__", None) for module in list(sys.modules.values())]
-    origins = {Path(spec.origin) for spec in specs if spec is not None and isinstance(spec.origin, str)}
-    users = {str(p) for p in origins if p.is_absolute() and p.is_file() and not any(p.is_relative_to(k) for k in known)}
+    origins = {spec.origin for spec in specs if spec is not None and isinstance(spec.origin, str)}
+    users = {o for o in origins if os.path.isabs(o) and not o.startswith(known) and os.path.isfile(o)}
     return tuple(sorted(libraries | binaries | users))
 
 

@@ -24,7 +24,7 @@ from replay.session.child import Ceiled, Done, Raised, Ran, Sampled, judge_main,
 from replay.session.workers import Died, Ending, Worker, device_lost, healthy
 from replay.stages import STAGES
 from replay.stages.stage import Outputs, Tensors
-from replay.stages.vary import CHECKED, varied
+from replay.stages.vary import inputs_when_timed
 from replay.timing.floors import most_processes
 from replay.timing.spans import Options
 
@@ -80,7 +80,7 @@ class Session:
         self.load = tuple(dict.fromkeys(k.file for k in plan.kernels if k.file))
         self.hashes = Hashes()
         self.lost = False  # whether the device was lost and has not been seen to compute since
-        self._truth: dict[str, tuple[Tensors, Outputs]] = {}  # inputs without the weights, which are large
+        self._truth: dict[tuple[str, bool, bool], tuple[Tensors, Outputs]] = {}  # inputs without the weights, which are large
 
     def write(self, record: j.Record) -> None:
         """Journal a record and take it in."""
@@ -125,16 +125,13 @@ class Session:
 
         ``timed``: on the variation that is checked while a kernel is timed.
         """
-        key = f"{case.id} second" if case.second else str(case.id)
-        key += " timed" if timed else ""
+        key = str(case.id), case.second, timed
         if key not in self._truth:
             stage = STAGES[case.problem.stage]
-            inputs = stage.inputs(case)
-            if timed:
-                inputs = varied(stage.specs(case.problem), inputs, CHECKED)
-            want = stage.canonical(case.problem, inputs, stage.oracle(case.problem, inputs))
-            if key == str(case.id) and key not in self.state.posed:
-                self.write(j.Posed(key, stage.work(case.problem, inputs)))
+            inputs = inputs_when_timed(stage, case) if timed else stage.inputs(case)
+            want = stage.expected(case.problem, inputs)
+            if not case.second and not timed and key[0] not in self.state.posed:
+                self.write(j.Posed(key[0], stage.work(case.problem, inputs)))
             self._truth[key] = ({n: t for n, t in inputs.items() if not isinstance(t, ExpertRows)}, want)
         return self._truth[key]
 

@@ -39,3 +39,7 @@ class Stage:
     relabel: Callable[[Tensors, NDArray[Any]], Tensors] | None
     probes: tuple[str, ...]
     check: Callable[[Problem], None] = _accept
+
+    def expected(self, problem: Problem, inputs: Tensors) -> Outputs:
+        """The oracle's outputs in canonical form, as a kernel's are before they are compared."""
+        return self.canonical(problem, inputs, self.oracle(problem, inputs))

@@ -2,11 +2,17 @@
 
 import numpy as np
 
-from replay.model import Spec
-from replay.stages.stage import Tensors
+from replay.model import Case, Spec
+from replay.stages.stage import Stage, Tensors
 
 # The variation whose outputs are compared with the oracle, among many that are not; no kernel can tell which is which.
 CHECKED = 0
+
+
+def inputs_when_timed(stage: Stage, case: Case) -> Tensors:
+    """The case's inputs in the variation that is checked while a kernel is timed."""
+    return varied(stage.specs(case.problem), stage.inputs(case), CHECKED)
+
 
 _VALUES = ("bf16", "f32", "i8")
 

@@ -191,11 +191,11 @@ class Ceiling:
 
         def cost(probe: "Probe") -> float:
             """µs a byte, or a launch."""
-            return float(np.median(times[probe.name + probe.term])) / max(probe.nbytes, 1)
+            return float(np.median(times[probe])) / max(probe.nbytes, 1)
 
         # In rounds over all probes: what wanders within a second must show in an interval, not between two of them. After
         # the first rounds each term goes on with its quickest implementation alone.
-        times: dict[str, list[float]] = {p.name + p.term: [] for p in self.probes}
+        times: dict[Probe, list[float]] = {probe: [] for probe in self.probes}
         chosen = list(self.probes)
         for number in range(self.rounds):
             if number == CEILING_TRIALS:
@@ -204,16 +204,14 @@ class Ceiling:
                     for term in dict.fromkeys(p.term for p in self.probes)
                 ]
             for probe in chosen:
-                times[probe.name + probe.term].append(_time_one(self.device, probe.call, probe.calls))
-        best: dict[str, tuple[Interval, str]] = {}
+                times[probe].append(_time_one(self.device, probe.call, probe.calls))
+        rates: dict[str, Interval] = {}
         for probe in chosen:
-            us = _interval(times[probe.name + probe.term])
-            rate = Interval(*(probe.nbytes / v / 1e3 for v in (us.mid, us.hi, us.lo))) if probe.nbytes else us
-            best[probe.term] = (rate, probe.name)
-        rates = {term: rate for term, (rate, _) in best.items()}
+            us = _interval(times[probe])
+            rates[probe.term] = Interval(*(probe.nbytes / v / 1e3 for v in (us.mid, us.hi, us.lo))) if probe.nbytes else us
         return Ceilings(
             read_gbs=rates["read"], copy_gbs=rates["copy"], inplace_gbs=rates["inplace"], hot_gbs=rates["hot"],
-            launch_us=rates["launch"], best_of={term: name for term, (_, name) in best.items()},
+            launch_us=rates["launch"], best_of={probe.term: probe.name for probe in chosen},
         )  # fmt: skip
 
 

@@ -196,13 +196,12 @@ def patches_the_clock(problem: Problem, weights: Any) -> Run:
 
 
 ROUTE = (
-    by_pointer, by_shape, by_fingerprint, by_some_bytes, by_fingerprint_across_prepares, left_from_before, if_not_there, later,
-    once_more, nothing, patches_the_clock,
+    "by_pointer", "by_shape", "by_fingerprint", "by_some_bytes", "by_fingerprint_across_prepares", "left_from_before",
+    "if_not_there", "later", "once_more", "nothing", "patches_the_clock",
 )  # fmt: skip
-NAMES = ("by_pointer", "by_shape", "by_fingerprint", "by_some_bytes")
-COMBINE = (all_nan, another_tensor, wider, mutates, skips_padding, from_the_collector)
+COMBINE = ("all_nan", "another_tensor", "wider", "mutates", "skips_padding", "from_the_collector")
 KERNELS = [
-    *(Kernel(id=f"cheat:moe.route:{n}", prepare=f":{n}") for n in [*NAMES, *(f.__name__ for f in ROUTE[len(NAMES) :])]),
-    *(Kernel(id=f"cheat:moe.combine:{f.__name__}", prepare=f":{f.__name__}") for f in COMBINE),
+    *(Kernel(id=f"cheat:moe.route:{name}", prepare=f":{name}") for name in ROUTE),
+    *(Kernel(id=f"cheat:moe.combine:{name}", prepare=f":{name}") for name in COMBINE),
     Kernel(id="honest:moe.route", prepare="replay.kernels.eager:prepare_route"),
 ]

@@ -38,7 +38,7 @@ def test_an_oracle_that_ignores_an_input_is_named(stage: str) -> None:
 def test_an_oracle_that_calls_the_candidates_op_is_refused() -> None:
     """A library's op, whatever it computes: the lab's checker used the fused op as its own reference."""
 
-    @torch.library.custom_op("b70_test::fused", mutates_args=())
+    @torch.library.custom_op("lab::fused", mutates_args=())
     def fused(x: torch.Tensor) -> torch.Tensor:
         return x * 2
 
@@ -50,7 +50,7 @@ def test_an_oracle_that_calls_the_candidates_op_is_refused() -> None:
 
     case = make_case("moe.quantize")
     found = mistrust(dataclasses.replace(whole, oracle=oracle), [case])
-    assert found == "the oracle calls operations that are not torch's: b70_test::fused"
+    assert found == "the oracle calls operations that are not torch's: lab::fused"
     assert dispatched(lambda: {"y": torch.ones(3).add(1).numpy()})[1] == []
 
 

@@ -120,7 +120,7 @@ def check(arms: Arms, kernel: Kernel, drawn: Drawn) -> Exact | Inexact:
     """Judge one kernel on one drawn case in this process."""
     case, stage = drawn.case, STAGES[drawn.case.problem.stage]
     inputs = special(arms.begin(case), drawn.values)
-    want = stage.canonical(case.problem, inputs, stage.oracle(case.problem, inputs))
+    want = stage.expected(case.problem, inputs)
     ran = judged_calls(arms, kernel, case, 0, [inputs, inputs])
     return judge(stage, case, inputs, want, ran.repeats, ran.trespasses)
 

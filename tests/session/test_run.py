@@ -106,6 +106,11 @@ KERNELS.append(Kernel(id="mine:moe.route:needy", prepare=":right", needs=("pytho
 """
 
 
+ONE_CASE = (
+    "run", "--capture", "qwen36-generated", "--stage", "moe.route", "--max-cases", 1, "--route-layer-regex", r"\.9\.",
+)  # fmt: skip
+
+
 @pytest.fixture
 def kernels(tmp_path: Path) -> Path:
     """A user's file of kernels."""
@@ -178,42 +183,14 @@ def test_the_reproduction_line_reproduces(cli: Cli, tmp_path: Path, kernels: Pat
 
 def test_naming_an_unavailable_kernel_is_refused(cli: Cli, kernels: Path) -> None:
     """Exit 5 when a kernel named exactly cannot run; a glob that sweeps it in is no request."""
-    base = (
-        "run",
-        "--capture",
-        "qwen36-generated",
-        "--stage",
-        "moe.route",
-        "--max-cases",
-        1,
-        "--route-layer-regex",
-        r"\.9\.",
-        "--load",
-        kernels,
-        "--blocks",
-        5,
-    )
+    base = (*ONE_CASE, "--load", kernels, "--blocks", 5)
     assert cli(*base, "--kernel", "mine:moe.route:needy").returncode == 5
     assert cli(*base, "--kernel", "mine:*:right", "--kernel", "mine:*:needy").returncode == 0
 
 
 def test_requirements(cli: Cli, kernels: Path) -> None:
     """--require faster and floor:X end with 3 or 4 where they are not met."""
-    base = (
-        "run",
-        "--capture",
-        "qwen36-generated",
-        "--stage",
-        "moe.route",
-        "--max-cases",
-        1,
-        "--route-layer-regex",
-        r"\.9\.",
-        "--load",
-        kernels,
-        "--blocks",
-        5,
-    )
+    base = (*ONE_CASE, "--load", kernels, "--blocks", 5)
     both = ("--kernel", "eager:*", "--kernel", "mine:*:right")
     assert cli(*base, *both, "--require", "exact").returncode == 0
     assert cli(*base, *both, "--require", "faster").returncode in (3, 4)  # the same code twice: never 0
