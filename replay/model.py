@@ -110,13 +110,22 @@ def preset(name: str, tp: int) -> Geometry:
     return part
 
 
+Layout = Literal["contiguous", "strided"]
+LAYOUTS: tuple[Layout, ...] = ("contiguous", "strided")
+
+
 class Problem(Value, frozen=True):
-    """What a kernel may know: shapes and modes, never which captured row it is given."""
+    """What a kernel may know: shapes, modes and layout, never which captured row it is given.
+
+    ``strided``: inputs begin at an odd element of their storage, and the rows of those with two dimensions or more lie
+    further apart than they are wide; outputs and weights are contiguous all the same.
+    """
 
     stage: str
     geometry: Geometry
     rows: int
     modes: tuple[tuple[str, str], ...]
+    layout: Layout = "contiguous"
 
     def mode(self, name: str) -> str:
         """The value of one mode; KeyError when the stage has no such mode."""
@@ -175,18 +184,33 @@ class CaseId(Value, frozen=True):
 class Case(Value, frozen=True):
     """One replayed problem together with its captured rows, so that a child process needs no capture file.
 
-    ``second`` is the same case with other bytes: activations of another seed, each token's slots in reverse order,
-    the same experts and weights. A kernel that answers it with the first case's output has remembered, not computed.
+    Its twins have the same weights. ``second``: other bytes, activations of another seed and each token's slots in reverse
+    order; a kernel that answers it with the first case's output has remembered, not computed. ``strided``: equal bytes
+    in strided inputs, so the first case's output is right.
     """
 
     id: CaseId
     routes: Routes
-    second: bool = False
+    twin: Literal["", "second", "strided"] = ""
 
     @property
     def problem(self) -> Problem:
-        """Shapes and modes."""
-        return self.id.problem
+        """Shapes, modes and layout."""
+        return msgspec.structs.replace(self.id.problem, layout="strided") if self.twin == "strided" else self.id.problem
+
+    @property
+    def degenerate(self) -> bool:
+        """Whether this is an edge that may legitimately leave outputs where they are: a token without any expert."""
+        return any(max(row) < 0 for row in self.routes.topk_ids)
+
+    @property
+    def bytes_of(self) -> Literal["", "second"]:
+        """Which bytes it holds: strided inputs have those of the case itself."""
+        return "second" if self.twin == "second" else ""
+
+    def twinned(self, twin: Literal["second", "strided"]) -> "Case":
+        """One of its twins."""
+        return msgspec.structs.replace(self, twin=twin)
 
 
 class Spec(Value, frozen=True):
@@ -212,17 +236,20 @@ class Kernel(Value, frozen=True, kw_only=True):
     """Who can run a stage. Strings and numbers only, so that registering a kernel imports nothing.
 
     ``id`` reads ``provider:stage[:variant]``; ``prepare`` and ``prepack`` are ``module:function``. ``modes`` lists the
-    values implemented, for modes not implemented in full; ``needs`` are probe strings; ``launches`` counts launches a
-    call (None = not counted); ``file`` is the user's own source for a kernel brought by ``--load``.
+    values implemented, for modes not implemented in full; ``layouts`` the layouts of inputs it takes, each of which is
+    judged; ``needs`` are probe strings; ``launches`` counts launches a call (None = not counted); ``file`` is the user's
+    own source for a kernel brought by ``--load``. ``rests_on`` names self-tests of the device, beside those of its stage.
     """
 
     id: str
     prepare: str
     devices: tuple[str, ...] = ("cpu",)
     modes: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    layouts: tuple[Layout, ...] = LAYOUTS
     needs: tuple[str, ...] = ()
     launches: int | None = None
     graph_safe: bool = False
+    rests_on: tuple[str, ...] = ()
     prepack: str | None = None
     file: str | None = None
     summary: str = ""
@@ -234,6 +261,20 @@ class Kernel(Value, frozen=True, kw_only=True):
 
 
 # ---------------------------------------------------------------- what was measured
+
+
+class Finding(Value, frozen=True):
+    """One self-test of a device: how many answers were asked for (0: the device has no such unit), how many were wrong."""
+
+    key: str
+    name: str
+    asked: int
+    wrong: int
+
+    def __str__(self) -> str:
+        if not self.asked:
+            return f"{self.name:<36} not there"
+        return f"{self.name:<36} {f'WRONG in {self.wrong:,} of' if self.wrong else 'right,'} {self.asked:,}"
 
 
 class Interval(Value, frozen=True):
@@ -343,10 +384,11 @@ class Prepack(Value, frozen=True):
 
 
 class Exact(Value, frozen=True, tag="exact", tag_field="kind"):
-    """A green row: the only kind that can hold a time."""
+    """A green row: the only kind that can hold a time. ``detail`` says what a grade below BITWISE consists in."""
 
-    grade: Literal["BITWISE"]
+    grade: Literal["BITWISE", "TIE_EQUIVALENT", "WITHIN_ULP"]
     repeats: int
+    detail: str = ""
     timing: Timing | None = None
     prepack: "Prepack | None" = None
 
@@ -380,3 +422,4 @@ class Row(Value, frozen=True, kw_only=True):
     comparison: Comparison | None = None
     verdict: Verdict | None = None
     reproduce: str | None = None
+    degenerate: bool = False

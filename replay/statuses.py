@@ -25,6 +25,16 @@ EXACT: dict[str, Told] = {
         "every repeat, on every case, has the oracle's bits",
         "read on: time and verdict",
     ),
+    "TIE_EQUIVALENT": Told(
+        "`TIE_EQUIVALENT … not the lowest index first in 3 rows of index, first 17`",
+        "a stage that selects: every choice is right, and among equal values it is not always the lowest index",
+        "right, and it can be promoted; whoever needs the same token as another kernel in a tie wants `lowest index first`",
+    ),
+    "WITHIN_ULP": Told(
+        "`WITHIN_ULP … out within other_order: 2 of 5 scaled ulp, 3 of 4 flips a row`",
+        "not the oracle's bits, but within the budget that the stage names for it",
+        "weigh it; it is timed and compared, and never promoted",
+    ),
     "FAIL": Told(
         "`FAIL … row 5 (token 0, slot 5, expert 161, place 0 in its tile) of gate_up: 3 flips, 1 ulp …: rows % 64 == 5; …`",
         "an output differs, or something else was written to",

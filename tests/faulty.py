@@ -5,6 +5,7 @@ swap      two rows of an output are exchanged
 drop      the first row of an output is never written
 scribble  a byte behind an output is written
 mutate    an input is changed
+dense     inputs are read as if their rows lay side by side
 """
 
 import importlib
@@ -64,7 +65,18 @@ def mutate(t: Mapping[str, Any], output: str) -> None:
     _bytes(first.reshape(-1))[0] ^= 1
 
 
-FAULTS = (flip, swap, drop, scribble, mutate)
+def dense(t: Mapping[str, Any], output: str) -> None:
+    """Strides are not looked at; ``_prepare`` hands the kernel such views."""
+
+
+FAULTS = (flip, swap, drop, scribble, mutate, dense)
+
+
+def _dense(tensor: Any) -> Any:
+    steps = [1]
+    for extent in reversed(tensor.shape[1:]):
+        steps.append(steps[-1] * extent)
+    return tensor.as_strided(tensor.shape, tuple(reversed(steps)))
 
 
 def _prepare(stage: str, fault: Callable[[Mapping[str, Any], str], None]) -> Callable[..., Any]:
@@ -74,7 +86,7 @@ def _prepare(stage: str, fault: Callable[[Mapping[str, Any], str], None]) -> Cal
 
         def run(t: Mapping[str, Any]) -> None:
             before = t[OUTPUT[stage]][0].clone()
-            right(t)
+            right({n: _dense(tensor) for n, tensor in t.items()} if fault is dense else t)
             fault(t, OUTPUT[stage])
             if fault is drop:
                 t[OUTPUT[stage]][0] = before
@@ -103,6 +115,9 @@ def _kernels() -> list[Kernel]:
             name = re.sub(r"\W", "_", f"prepare_{stage}_{variant}")
             globals()[name] = prepare
             found.append(Kernel(id=f"faulty:{stage}:{variant}", prepare=f":{name}"))
+            if variant == "dense":
+                declared = Kernel(id=f"faulty:{stage}:dense-declared", prepare=f":{name}", layouts=("contiguous",))
+                found.append(declared)
     return found
 
 

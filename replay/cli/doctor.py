@@ -43,15 +43,12 @@ def command(device: str, selftest: bool) -> int:
 def _selftest(name: str) -> int:
     from replay.devices import Device
     from replay.errors import EnvironmentRefused
-    from replay.kernels.registry import lacking
-    from replay.kernels.sycl import NEEDS
-    from replay.session.selftest import selftest
+    from replay.session.selftest import selftest, unasked
 
     device = Device(name)
-    lacks = list(lacking(NEEDS))
-    if device.kind == "cuda" or lacks:
-        raise EnvironmentRefused(f"doctor: --selftest: expected a device that runs SYCL, got {'; '.join(lacks) or name}")
+    if why := unasked(name):
+        raise EnvironmentRefused(f"doctor: --selftest: expected a device that runs SYCL, got {why}")
     findings = selftest(device)
     for found in findings:
-        click.echo(f"{found.name:<36} {f'WRONG in {found.wrong:,} of' if found.wrong else 'right,'} {found.asked:,}")
+        click.echo(str(found))
     return EnvironmentRefused.exit_code if any(f.wrong for f in findings) else 0

@@ -54,6 +54,7 @@ def _windows(text: str) -> tuple[int, ...]:
     "--margin", type=click.FloatRange(0, 50), default=1.0, show_default=True, help="Percent within which times are the same."
 )
 @click.option("--repeats", type=click.IntRange(2, 1000), default=16, show_default=True, help="Calls judged a case.")
+@click.option("--timeout", type=click.IntRange(1), default=120, show_default=True, help="Seconds a kernel may take over a case.")
 @click.option("--processes", type=click.IntRange(1, 100), help="Fresh processes to time in; 5 or more for a promotion. [1]")
 @click.option("--quick", is_flag=True, help="One process: a look, which cannot promote.")
 @click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=7, show_default=True, help="Seed of everything drawn.")
@@ -111,6 +112,7 @@ def _begin(options: dict[str, Any]) -> int:
         **{k: options[k] for k in ("capture", "route_layer_regex", "route_stage_regex", "route_start_indices")},
         **{k: options[k] for k in ("route_min_num_tokens", "route_max_num_tokens", "max_cases", "stages", "kernels")},
         **{k: options[k] for k in ("case_ids", "load", "baseline", "device", "model", "tp", "cache", "blocks", "repeats")},
+        timeout=options["timeout"],
         route_windows=_windows(options["route_window_size"]), processes=options["processes"] or 1, modes=_modes(options["modes"]),
         margin=options["margin"] / 100, seed=options["seed"], require=_require(options["require"]),
     )  # fmt: skip

@@ -9,8 +9,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
-
 from replay import identity
 from replay.captures import Capture, locate, open_capture
 from replay.captures.cases import routes_at
@@ -198,6 +196,8 @@ def _outcomes(seen: Seen, cases: list[Case], kernel: str) -> Iterator[Refusal]:
             yield Refusal("unavailable", outcome.detail, key)
         elif not isinstance(outcome, Exact):
             yield Refusal("red_case", f"{outcome.status}: {outcome.detail}", key)
+        elif outcome.grade == "WITHIN_ULP":
+            yield Refusal("not_bitwise", f"WITHIN_ULP: {outcome.detail}", key)
         elif outcome.timing is None and seen.finished:
             yield Refusal("not_timed", "no sample", key)
 
@@ -219,7 +219,7 @@ def _processes(seen: Seen, cases: list[Case], kernel: str) -> Iterator[Refusal]:
 def _answers(seen: Seen, case: Case, kernel: str) -> Iterator[str]:
     """What the journal says the kernel and its baseline wrote, held against the oracle's outputs."""
     stage, key = STAGES[case.problem.stage], str(case.id)
-    second = msgspec.structs.replace(case, second=True)
+    second = case.twinned("second")
     inputs = stage.inputs(case)
     want, other = stage.expected(case.problem, inputs), stage.expected(case.problem, stage.inputs(second))
     want_timed, other_timed = (stage.expected(case.problem, inputs_when_timed(stage, c)) for c in (case, second))
@@ -231,13 +231,18 @@ def _answers(seen: Seen, case: Case, kernel: str) -> Iterator[str]:
     if seen.work.get(key) != stage.work(case.problem, inputs):
         yield "its work is not what its routes ask for"
     baseline = seen.plan.baseline_of(case.problem.stage)
+    layouts = {k.id: k.layouts for k in seen.plan.kernels}
     for name in dict.fromkeys((kernel, baseline)):
         judged = seen.judged.get((key, name))
         if judged is None or not isinstance(judged.outcome, Exact):
             continue  # told as a red case, or as a baseline that is none
         whole = len(judged.answers) == judged.outcome.repeats == seen.plan.repeats
-        if not whole or not all(right(a, want) for a in judged.answers) or not right(judged.second, other):
+        if not whole or not all(right(a, want) for a in judged.answers):
             yield f"{name}: what it wrote when judged is not the oracle's output in {seen.plan.repeats} repeats"
+        if not right(judged.twins.get("second"), other):
+            yield f"{name}: what it wrote on other bytes is not the oracle's output"
+        if "strided" in layouts[name] and not right(judged.twins.get("strided"), want):
+            yield f"{name}: what it wrote on strided inputs is not the oracle's output"
     for process, timed in sorted(seen.timed.get(key, {}).items()):
         for arm in (kernel, baseline, baseline + NULL):
             if not any(s.arm == arm for s in timed.samples) or arm.removesuffix(NULL) in timed.wrong:

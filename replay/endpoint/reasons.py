@@ -19,6 +19,7 @@ class Reason:
 _AGAIN = "run it again with this build"
 REASONS: dict[str, Reason] = {
     "red_case": Reason(CORRECTNESS, "run the line's reproduction command; only a kernel that is exact on every case is promoted"),
+    "not_bitwise": Reason(CORRECTNESS, "only what has the oracle's bits, or an equal choice among ties, is promoted"),
     "edited_journal": Reason(ENVIRONMENT, "the journal is not as it was written: run it again"),
     "evidence_differs": Reason(ENVIRONMENT, "what the journal says is not what the capture and the oracle give: run it again"),
     "capture_missing": Reason(ENVIRONMENT, "put the capture back where the run read it"),

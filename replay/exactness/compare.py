@@ -13,7 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from replay.exactness.ulp import scaled_ulp
 from replay.model import Spec
+from replay.stages.stage import Budget
 
 # Moduli of lanes, sub-groups and tiles.
 RESIDUES = (2, 4, 8, 16, 32, 64, 128)
@@ -32,8 +34,35 @@ class Got:
 
 
 @dataclass(frozen=True)
+class Allowance:
+    """What one output may differ by: its stage's budget, and the scale of each row [R] or 0."""
+
+    budget: Budget
+    scale: NDArray[Any] | float = 0.0
+
+    def spent(self, spec: Spec, want: NDArray[Any], got: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+        """(the largest scaled ulp of each row, the elements of each row that are not bit-equal)."""
+        scaled = _by_row(scaled_ulp(want, got, spec.dtype, self.scale))
+        return scaled.max(1, initial=0), _by_row(_bits(want, spec.dtype) != _bits(got, spec.dtype)).sum(1)
+
+    def covers(self, scaled: NDArray[Any], flips: NDArray[Any]) -> NDArray[Any]:
+        """The rows that are within it."""
+        within: NDArray[Any] = (scaled <= self.budget.ulp) & (flips <= self.budget.flips)
+        return within
+
+    def passed(self, scaled: NDArray[Any]) -> str:
+        """By how much rows with these largest distances passed it."""
+        b = self.budget
+        return f", {scaled.max(initial=0):.3g} scaled ulp (budget {b.name}: {b.ulp:g}, {b.flips} flips)"
+
+
+Allowances = Mapping[str, Allowance]
+
+
+@dataclass(frozen=True)
 class Mismatch:
-    """The worst row of the first output that differs. ``ulp`` is a distance in units of the integer for int dtypes."""
+    """The worst row of the first output that differs. ``ulp`` is a distance in units of the integer for int dtypes;
+    ``beyond`` says by how much a budget was passed."""
 
     output: str
     row: int
@@ -46,6 +75,7 @@ class Mismatch:
     got: str
     past_end: bool = False
     pattern: str = ""
+    beyond: str = ""
 
     def text(self, label: str) -> str:
         """``row 5 (token 0, slot 5, expert 161) of gate_up: 3 flips, 1 ulp …``."""
@@ -55,8 +85,8 @@ class Mismatch:
                 f"got {self.got} at column {self.column}"
             )
         return (
-            f"row {self.row} ({label}) of {self.output}: {self.flips} flips, {self.ulp} ulp, worst at column {self.column} "
-            f"(want {self.want}, got {self.got}); {self.wrong_rows} of {self.rows} rows wrong{self.pattern}"
+            f"row {self.row} ({label}) of {self.output}: {self.flips} flips, {self.ulp} ulp{self.beyond}, worst at column "
+            f"{self.column} (want {self.want}, got {self.got}); {self.wrong_rows} of {self.rows} rows wrong{self.pattern}"
         )
 
 
@@ -85,18 +115,20 @@ def _ordered(bits: NDArray[Any], dtype: str) -> NDArray[np.int64]:
     return np.where(wide & sign, -(wide & (sign - 1)), wide)
 
 
-def compare(specs: tuple[Spec, ...], want: Arrays, got: Got) -> Mismatch | None:
-    """The worst row of the first output that is not the oracle's, or None.
+def compare(specs: tuple[Spec, ...], want: Arrays, got: Got, allowed: Allowances | None = None) -> Mismatch | None:
+    """The worst row of the first output that is not the oracle's, nor ``allowed`` to differ as it does; or None.
 
     An oracle output with fewer rows than its spec defines only those; the rest must still hold the poison.
     """
     for spec in specs:
-        if spec.role in ("out", "inout") and (found := _compare_one(spec, want[spec.name], got)):
-            return found
+        if spec.role in ("out", "inout"):
+            found = _compare_one(spec, want[spec.name], got, (allowed or {}).get(spec.name))
+            if found:
+                return found
     return None
 
 
-def _compare_one(spec: Spec, want: NDArray[Any], got: Got) -> Mismatch | None:
+def _compare_one(spec: Spec, want: NDArray[Any], got: Got, allowed: Allowance | None) -> Mismatch | None:
     array = got.outputs[spec.name]
     if array.shape != spec.shape:
         shapes = str(spec.shape), str(array.shape)
@@ -104,8 +136,13 @@ def _compare_one(spec: Spec, want: NDArray[Any], got: Got) -> Mismatch | None:
     valid = len(want)
     a, b = _bits(want, spec.dtype), _bits(array[:valid], spec.dtype)
     wrong = _by_row(a != b)
+    beyond = ""
+    if wrong.any() and allowed:
+        scaled, flips = allowed.spent(spec, want, array[:valid])
+        wrong = wrong & ~allowed.covers(scaled, flips)[:, None]
+        beyond = allowed.passed(scaled[wrong.any(1)])
     if wrong.any():
-        distance = _by_row(np.abs(_ordered(a, spec.dtype) - _ordered(b, spec.dtype)))
+        distance = _by_row(np.abs(_ordered(a, spec.dtype) - _ordered(b, spec.dtype))) * wrong
         flips = wrong.sum(1)
         row = int(np.lexsort((-flips, -distance.max(1)))[0])
         column = int(distance[row].argmax()) if distance[row].any() else int(wrong[row].argmax())
@@ -113,7 +150,7 @@ def _compare_one(spec: Spec, want: NDArray[Any], got: Got) -> Mismatch | None:
             spec.name, row, column, int(flips[row]), int(distance[row, column]), int(np.count_nonzero(flips)), valid,
             _show(want.reshape(valid, -1)[row, column], spec.dtype),
             _show(array[:valid].reshape(valid, -1)[row, column], spec.dtype),
-            pattern=_pattern("rows", flips > 0) + _pattern("columns", np.asarray(wrong.any(0))),
+            pattern=_pattern("rows", flips > 0) + _pattern("columns", np.asarray(wrong.any(0))), beyond=beyond,
         )  # fmt: skip
     tail = np.ascontiguousarray(array[valid:])
     touched = _by_row(tail.view(np.uint8) != got.poison) if tail.size else np.empty((0, 1), bool)

@@ -2,10 +2,17 @@
 
 import re
 from collections.abc import Sequence
+from functools import partial
 
-from replay.exactness.compare import Got, compare, same_bits
+from replay.exactness.compare import Allowance, Got, Mismatch, compare, same_bits
 from replay.model import Case, Exact, Inexact, Problem
 from replay.stages.stage import Outputs, Stage, Tensors
+
+# How a twin's answer is told, and what may be done about it.
+TWIN = {
+    "second": "on other bytes: ",
+    "strided": "on strided inputs (a kernel that takes contiguous ones only declares layouts=('contiguous',)): ",
+}
 
 
 def judge(
@@ -17,19 +24,55 @@ def judge(
     output, a guard band or an input that was written to is a FAIL.
     """
     problem = case.problem
-    specs = stage.specs(problem)
     canonical = [Got(stage.canonical(problem, inputs, g.outputs), g.poison) for g in repeats]
-    found = [compare(specs, want, g) for g in canonical]
-    worst = next((m for m in found if m), None)
-    if worst is None:
-        if trespasses:
-            return Inexact("FAIL", -1, "; ".join(trespasses))
-        return Exact("BITWISE", len(repeats))
-    label = stage.label(case, worst.output, worst.row)
-    if _unstable(stage, problem, want, canonical):
+    found = [compare(stage.specs(problem), want, g) for g in canonical]
+    differs = next((m for m in found if m), None)
+    if differs and _unstable(stage, problem, want, canonical):
         agree = sum(m is None for m in found)
-        return Inexact("NONDETERMINISTIC", worst.row, f"{agree} of {len(found)} repeats right; {worst.text(label)}")
-    return Inexact("FAIL", worst.row, worst.text(label) + _matching_mode(stage, case, repeats[0]) + _extra(trespasses))
+        told = differs.text(stage.label(case, differs.output, differs.row))
+        return Inexact("NONDETERMINISTIC", differs.row, f"{agree} of {len(found)} repeats right; {told}")
+    worst = differs and next((m for g in repeats if (m := held(stage, problem, inputs, want, g))), None)
+    if worst:
+        told = worst.text(stage.label(case, worst.output, worst.row))
+        return Inexact("FAIL", worst.row, told + _matching_mode(stage, case, repeats[0]) + _extra(trespasses))
+    if trespasses:
+        return Inexact("FAIL", -1, "; ".join(trespasses))
+    if differs:
+        return Exact("WITHIN_ULP", len(repeats), _spent(stage, problem, inputs, want, canonical))
+    if stage.selects and (told := next(filter(None, map(partial(_otherwise, stage, problem), repeats, canonical)), "")):
+        return Exact("TIE_EQUIVALENT", len(repeats), told)
+    return Exact("BITWISE", len(repeats), "lowest index first" if stage.selects else "")
+
+
+def held(stage: Stage, problem: Problem, inputs: Tensors, want: Outputs, got: Got) -> Mismatch | None:
+    """The worst row of a call that is neither the oracle's nor within the stage's budgets."""
+    canonical = Got(stage.canonical(problem, inputs, got.outputs), got.poison)
+    return compare(stage.specs(problem), want, canonical, _allowed(stage, problem, inputs))
+
+
+def _allowed(stage: Stage, problem: Problem, inputs: Tensors) -> dict[str, Allowance]:
+    scale = stage.row_scale
+    return {n: Allowance(budget, scale(problem, inputs, n) if scale else 0.0) for n, budget in stage.budgets.items()}
+
+
+def _spent(stage: Stage, problem: Problem, inputs: Tensors, want: Outputs, repeats: Sequence[Got]) -> str:
+    """``gate_up within own_exp: 1.5 of 5 scaled ulp, 3 of 4 flips a row``, over all repeats and budgets."""
+    told = []
+    allowed = _allowed(stage, problem, inputs)
+    for spec in stage.specs(problem):
+        if allowance := allowed.get(spec.name):
+            rows = want[spec.name]
+            spent = [allowance.spent(spec, rows, g.outputs[spec.name][: len(rows)]) for g in repeats]
+            ulp, flips = (max(float(part[i].max(initial=0)) for part in spent) for i in (0, 1))
+            b = allowance.budget
+            told.append(f"{spec.name} within {b.name}: {ulp:.3g} of {b.ulp:g} scaled ulp, {flips:.0f} of {b.flips} flips a row")
+    return "; ".join(told)
+
+
+def _otherwise(stage: Stage, problem: Problem, raw: Got, canonical: Got) -> str:
+    """Where a selection among equal values is another than the oracle's, which takes the lowest index first."""
+    found = same_bits(stage.specs(problem), canonical.outputs, raw.outputs)
+    return f"not the lowest index first in {len(found[1])} rows of {found[0]}, first {found[1][0]}" if found else ""
 
 
 def _extra(trespasses: Sequence[str]) -> str:
@@ -71,9 +114,9 @@ def _matching_mode(stage: Stage, case: Case, got: Got) -> str:
     return "".join(f"; matches mode {n}={' or '.join(values)}, asked {n}={problem.mode(n)}" for n, values in matches.items())
 
 
-def judge_second(stage: Stage, case: Case, inputs: Tensors, want: Outputs, got: Got) -> Inexact | None:
-    """A FAIL where the answer to the second case is wrong: the first case's output again, or any other mistake."""
-    found = compare(stage.specs(case.problem), want, Got(stage.canonical(case.problem, inputs, got.outputs), got.poison))
+def judge_twin(stage: Stage, case: Case, inputs: Tensors, want: Outputs, got: Got) -> Inexact | None:
+    """A FAIL where the answer to a twin of the case is wrong: the first case's output again, or any other mistake."""
+    found = held(stage, case.problem, inputs, want, got)
     if found is None:
         return None
-    return Inexact("FAIL", found.row, "on other bytes: " + found.text(stage.label(case, found.output, found.row)))
+    return Inexact("FAIL", found.row, TWIN[case.twin] + found.text(stage.label(case, found.output, found.row)))

@@ -28,7 +28,7 @@ def mistrust(stage: Stage, cases: Sequence[Case]) -> str | None:
     """
     if shared := sorted(candidates_code(stage.oracle)):
         return f"the oracle calls what it should judge: {', '.join(shared)}"
-    chosen = next((c for c in cases if not degenerate(c)), None)
+    chosen = next((c for c in cases if not c.degenerate), None)
     if chosen is None:
         return None
     case = doubled(chosen)
@@ -49,11 +49,6 @@ def doubled(case: Case) -> Case:
     replace = msgspec.structs.replace
     id_ = replace(case.id, problem=replace(case.problem, rows=rows), source=replace(case.id.source, rows=rows))
     return replace(case, id=id_, routes=Routes((*routes.topk_ids, *shifted), weights))
-
-
-def degenerate(case: Case) -> bool:
-    """Whether a case is an edge that may legitimately leave outputs where they are: a token without any expert."""
-    return any(max(row) < 0 for row in case.routes.topk_ids)
 
 
 def _moves(stage: Stage, case: Case, inputs: Tensors, base: Outputs, name: str) -> bool:

@@ -62,6 +62,8 @@ def _check(kernel: Any, where: str) -> None:
         raise InputError(where, "KERNELS", "an id provider:stage[:variant]", repr(kernel.id))
     if not re.fullmatch(r"[\w.]*:\w+", kernel.prepare) or (kernel.prepare.startswith(":") and kernel.file is None):
         raise InputError(where, kernel.id, "prepare as module:function", repr(kernel.prepare))
+    if "contiguous" not in kernel.layouts:
+        raise InputError(where, kernel.id, "layouts that hold 'contiguous'", repr(kernel.layouts))
 
 
 def load_file(file: str) -> tuple[Kernel, ...]:

@@ -17,7 +17,8 @@ SCHEMA = "b70-result/2"
 class Group(Value, frozen=True, kw_only=True):
     """One claim, which is one line of the table: a kernel over all cases of one stage, geometry and row count.
 
-    ``layers`` in file order; ``times_floor`` is the time over the mean floor of the cases.
+    ``layers`` in file order; ``degenerate`` counts the cases with a token without experts; ``times_floor`` is the time
+    over the mean floor of the cases.
     """
 
     stage: str
@@ -28,6 +29,7 @@ class Group(Value, frozen=True, kw_only=True):
     modes: str
     kernel: str
     cases: int
+    degenerate: int
     exact: str
     us: Interval | None
     floor_us: float | None
@@ -84,6 +86,7 @@ class _Findings:
         self.seen, self.plan = seen, seen.plan
         self.ceilings = best([c.ceilings for c in seen.calibrated]) if seen.calibrated else None
         self.drift = () if seen.replaced else tuple(dict.fromkeys(name for names in seen.drift.values() for name in names))
+        self.degenerate = {str(case.id) for case in self.plan.cases if case.degenerate}
         cases: dict[Claim, list[str]] = {}
         for case in self.plan.cases:
             c, key = case.id, str(case.id)
@@ -118,7 +121,7 @@ class _Findings:
         red = not isinstance(outcome, Exact) and not (isinstance(outcome, NotRun) and outcome.status == "UNAVAILABLE")
         return Row(
             case=case, kernel=kernel, outcome=outcome, floor=floor, comparison=compared, verdict=verdict,
-            reproduce=reproduction(self.plan, case, kernel) if red else None,
+            reproduce=reproduction(self.plan, case, kernel) if red else None, degenerate=case in self.degenerate,
         )  # fmt: skip
 
     def _flags(self, cases: list[str], kernel: str) -> list[str]:
@@ -144,7 +147,8 @@ class _Findings:
         compared, verdict = self._conclusion(claim, members) if timing else (None, None)
         return Group(
             stage=stage, geometry=geometry, capture=capture, layers=",".join(dict.fromkeys(layers[c] for c in cases)),
-            tokens=tokens, modes=modes, kernel=kernel, cases=len(members), exact=_grade(members),
+            tokens=tokens, modes=modes, kernel=kernel, cases=len(members),
+            degenerate=sum(r.degenerate for r in members), exact=_grade(members),
             us=timing.us if timing else None, floor_us=floor_us, floor_term=floors[0].term if floors else None,
             times_floor=timing.us.mid / floor_us if timing and floor_us else None, comparison=compared, verdict=verdict,
             detail=_detail(red, members) if red else _why(verdict, members), reproduce=red.reproduce if red else None,
@@ -174,17 +178,23 @@ def reproduction(plan: Plan, case: str, kernel: str) -> str:
         ("--device", plan.device, "cpu"),
         ("--cache", plan.cache, "cold-weights"),
         ("--repeats", plan.repeats, 16),
+        ("--timeout", plan.timeout_s, 120),
     ):
         if value != usual:
             words += [option, str(value)]
     return shlex.join([*words, "--quick"])
 
 
+_WORST_FIRST = (
+    "MISTRUSTED", "FAIL", "NONDETERMINISTIC", "DEVICE_LOST", "CRASHED", "TIMEOUT", "UNAVAILABLE", "WITHIN_ULP", "TIE_EQUIVALENT",
+    "BITWISE",
+)  # fmt: skip
+
+
 def _grade(members: list[Row]) -> str:
     """The worst outcome decides: one red case makes the line red."""
     statuses = [r.outcome.grade if isinstance(r.outcome, Exact) else r.outcome.status for r in members]
-    order = ("MISTRUSTED", "FAIL", "NONDETERMINISTIC", "DEVICE_LOST", "CRASHED", "TIMEOUT", "UNAVAILABLE", "BITWISE")
-    return min(statuses, key=order.index)
+    return min(statuses, key=_WORST_FIRST.index)
 
 
 def _detail(red: Row, members: list[Row]) -> str:
@@ -195,10 +205,12 @@ def _detail(red: Row, members: list[Row]) -> str:
 
 
 def _why(verdict: Verdict | None, members: list[Row]) -> str:
-    """The reasons behind a line's label, and how many of its cases never came to rest."""
+    """The reasons behind a line's label, how many of its cases never came to rest, and what its grade consists in."""
     if verdict is None:
         return ""
+    grade = _grade(members)
+    graded = [o.detail for r in members if isinstance(o := r.outcome, Exact) and o.grade == grade and o.detail][:1]
     restless = sum("not_stationary" in r.verdict.reasons for r in members if r.verdict)
     needed = [f"about {verdict.processes_needed} processes would decide"] if verdict.processes_needed else []
     told = [f"not_stationary in {restless} of {len(members)} cases"] if restless else []
-    return ", ".join([*verdict.reasons, *needed, *told])
+    return ", ".join([*graded, *verdict.reasons, *needed, *told])

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
+
 from replay.model import NULL, Exact, Inexact, NotRun, Outcome, Sample, Work
 from replay.session import journal as j
 from replay.session.journal import Begun, Calibrated, Dropped, Finished, Judged, Loaded, Plan, Posed, Record, Timed
@@ -59,8 +61,7 @@ class Seen:
             return Inexact("FAIL", -1, wrong)
         if dropped := self.dropped.get((case, kernel)):
             return dropped
-        timing = estimate.timing(self.samples([case]), kernel)
-        return Exact(found.grade, found.repeats, timing, found.prepack)
+        return msgspec.structs.replace(found, timing=estimate.timing(self.samples([case]), kernel))
 
     def samples(self, cases: Sequence[str]) -> dict[int, list[tuple[Sample, ...]]]:
         """process → the samples of each of these cases, without processes that were replaced."""

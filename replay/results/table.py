@@ -49,7 +49,8 @@ def cells(group: Group, quick: bool) -> list[str]:
 def _title(first: Group, lines: Sequence[Group], result: Result) -> str:
     tokens = f"{first.tokens} token" + ("s" if first.tokens > 1 else "")
     base = next((g.kernel for g in lines if g.verdict and g.verdict.label == "BASELINE"), None)
-    parts = [first.stage, first.geometry.replace(":", " ", 1), f"{first.capture} {first.layers}", tokens, f"{first.cases} cases"]
+    cases = f"{first.cases} case{'s' * (first.cases > 1)}" + (f" ({first.degenerate} degenerate)" if first.degenerate else "")
+    parts = [first.stage, first.geometry.replace(":", " ", 1), f"{first.capture} {first.layers}", tokens, cases]
     if first.modes:
         parts.append(first.modes)
     parts += [result.cache, f"baseline {base}" if base else "no baseline", f"device {result.device}"]

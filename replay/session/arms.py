@@ -37,9 +37,10 @@ class Arms:
         self.case: Case | None = None
 
     def begin(self, case: Case) -> Tensors:
-        """Draw the inputs of the next case; whatever was packed for the last one is forgotten."""
+        """Draw the inputs of the next case; what was packed for another one is forgotten."""
+        if self.case is None or (self.case.id, self.case.routes) != (case.id, case.routes):
+            self.packed.clear()
         self.case = case
-        self.packed.clear()
         return STAGES[case.problem.stage].inputs(case)
 
     def weights(

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 GUARD_BYTES = 4096
 GUARD_BYTE = 0xA5
+_INTEGERS = {1: "i8", 2: "i16", 4: "i32", 8: "i64"}
 # Two patterns in turn: whatever a right output holds, a row left unwritten differs from it under one of them.
 POISON_BYTES = (0xFF, 0x7B)
 ALIGN = 64
@@ -31,7 +32,8 @@ def torch_dtype(name: str) -> "torch.dtype":
     """torch's dtype for one of the model's."""
     import torch
 
-    return {"i8": torch.int8, "bf16": torch.bfloat16, "f32": torch.float32, "i32": torch.int32, "i64": torch.int64}[name]
+    integers = {"i8": torch.int8, "i16": torch.int16, "i32": torch.int32, "i64": torch.int64}
+    return (integers | {"bf16": torch.bfloat16, "f32": torch.float32})[name]
 
 
 def to_torch(array: NDArray[Any], dtype: str) -> "torch.Tensor":
@@ -69,21 +71,31 @@ class Guarded:
         shift = -raw.data_ptr() % ALIGN
         self.bytes = raw[shift : shift + self.end + GUARD_BYTES]
         self.guard()
-        whole = self.bytes[self.begin : self.end].view(torch_dtype(spec.dtype)) if extent else None
-        self.tensor: torch.Tensor = (
-            whole.as_strided(spec.shape, stride)
-            if whole is not None
-            else self.bytes[:0].view(torch_dtype(spec.dtype)).reshape(spec.shape)
-        )
+        self.stride = stride
+        self.tensor = self._held(self.bytes) if extent else self._nothing()
+
+    def _held(self, raw: "torch.Tensor") -> "torch.Tensor":
+        """The tensor that lies in these bytes."""
+        whole = raw[self.begin : self.end].view(torch_dtype(self.spec.dtype))
+        return whole.as_strided(self.spec.shape, self.stride)
+
+    def _nothing(self) -> "torch.Tensor":
+        return self.bytes[:0].view(torch_dtype(self.spec.dtype)).reshape(self.spec.shape)
 
     def guard(self) -> None:
-        """Write both bands."""
-        self.bytes[: self.begin] = GUARD_BYTE
+        """Write both bands, and with them the gaps between the rows of a strided tensor, which its elements follow."""
+        self.bytes[: self.end if self.spec.stride else self.begin] = GUARD_BYTE
         self.bytes[self.end :] = GUARD_BYTE
 
     def guards_intact(self) -> bool:
-        """True while neither band was written to."""
-        return bool((self.bytes[: self.begin] == GUARD_BYTE).all() and (self.bytes[self.end :] == GUARD_BYTE).all())
+        """True while nothing was written to a band or a gap."""
+        rest = self.bytes
+        if self.spec.stride and self.end > self.begin:
+            rest = self.bytes.clone()
+            held, size = self._held(rest), DTYPE_BYTES[self.spec.dtype]
+            held.view(torch_dtype(_INTEGERS[size])).fill_(int.from_bytes(bytes([GUARD_BYTE]) * size, "little", signed=True))
+            return bool((rest == GUARD_BYTE).all())
+        return bool((rest[: self.begin] == GUARD_BYTE).all() and (rest[self.end :] == GUARD_BYTE).all())
 
 
 def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -18,15 +18,15 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import psutil
 
 import replay
 from replay.devices import Device
 from replay.errors import EnvironmentRefused
 from replay.exactness import Got
+from replay.exactness.judge import TWIN
 from replay.kernels.registry import Run, load_file
-from replay.model import Case, Ceilings, Kernel, Prepack, Sample
+from replay.model import Case, Ceilings, Finding, Kernel, Prepack, Sample
 from replay.session.arms import Arms, Ring
 from replay.session.buffers import POISON_BYTES, checksum
 from replay.stages import STAGES
@@ -42,6 +42,13 @@ class Found:
 
 
 @dataclass(frozen=True)
+class Tested:
+    """What the device answered to its self-tests."""
+
+    findings: tuple[Finding, ...]
+
+
+@dataclass(frozen=True)
 class Started:
     """A case was begun; the parent's clock for a time-out starts here."""
 
@@ -50,12 +57,12 @@ class Started:
 
 @dataclass(frozen=True)
 class Ran:
-    """A kernel came back on every repeat; ``second`` is its answer to the second case, ``trespasses`` what it wrote
+    """A kernel came back on every repeat; ``twins`` are its answers to the case's twins, ``trespasses`` what it wrote
     outside its outputs."""
 
     index: int
     repeats: tuple[Got, ...]
-    second: Got | None
+    twins: dict[str, Got]
     trespasses: tuple[str, ...]
     prepack: Prepack | None
 
@@ -96,7 +103,7 @@ class Done:
     files: tuple[str, ...] = ()
 
 
-Message = Found | Started | Ran | Raised | Ceiled | Sampled | Done
+Message = Found | Tested | Started | Ran | Raised | Ceiled | Sampled | Done
 
 _PR_SET_PDEATHSIG = 1
 # How long a kernel may go on in secret before its outputs are looked at once more.
@@ -154,7 +161,7 @@ def _limit_memory() -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
 
 
-def _log_to(log: str) -> None:
+def log_to(log: str) -> None:
     """Send this process's stdout and stderr, native code's included, to a file."""
     fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(fd, 1)
@@ -164,7 +171,7 @@ def _log_to(log: str) -> None:
 
 def probe_main(pipe: Connection, device_name: str, log: str) -> None:
     """Say whether a device is there, and what it is."""
-    _log_to(log)
+    log_to(log)
     try:
         pipe.send(Found(Device(device_name).facts()))
     except EnvironmentRefused as error:
@@ -174,7 +181,7 @@ def probe_main(pipe: Connection, device_name: str, log: str) -> None:
 
 def health_main(pipe: Connection, device_name: str, log: str) -> None:
     """Say so when the device computes."""
-    _log_to(log)
+    log_to(log)
     if Device(device_name).healthy():
         pipe.send(Found({}))
     pipe.send(Done())
@@ -184,7 +191,7 @@ def judge_main(
     pipe: Connection, kernel: Kernel, cases: tuple[Case, ...], device_name: str, repeats: int, load: tuple[str, ...], log: str
 ) -> None:
     """Run one kernel on each case, ``repeats`` times each on fresh addresses, and send back what it wrote."""
-    _log_to(log)
+    log_to(log)
     with contextlib.suppress(BrokenPipeError):
         try:
             _begin(load)
@@ -205,11 +212,23 @@ def judge_main(
 
 def _run_case(arms: Arms, kernel: Kernel, case: Case, index: int, repeats: int) -> Ran:
     inputs = arms.begin(case)
-    second = STAGES[case.problem.stage].inputs(msgspec.structs.replace(case, second=True))
+    second = STAGES[case.problem.stage].inputs(case.twinned("second"))
     # The second case comes between two repeats of the first: whatever is remembered from one shows in the other.
     ran = judged_calls(arms, kernel, case, index, [inputs, second, *[inputs] * (repeats - 1)])
     first, other, *rest = ran.repeats
-    return replace(ran, repeats=(first, *rest), second=other)
+    ran = replace(ran, repeats=(first, *rest), twins={"second": other})
+    return _run_strided(arms, kernel, case, ran) if "strided" in kernel.layouts else ran
+
+
+def _run_strided(arms: Arms, kernel: Kernel, case: Case, ran: Ran) -> Ran:
+    """One more call, on strided inputs."""
+    twin = case.twinned("strided")
+    try:
+        strided = judged_calls(arms, kernel, twin, ran.index, [arms.begin(twin)])
+    except Exception as error:
+        raise RuntimeError(f"{TWIN[twin.twin]}{type(error).__name__}: {error}") from error
+    found = [TWIN[twin.twin] + t for t in strided.trespasses if t not in ran.trespasses]
+    return replace(ran, twins=ran.twins | {"strided": strided.repeats[0]}, trespasses=(*ran.trespasses, *found))
 
 
 def judged_calls(arms: Arms, kernel: Kernel, case: Case, index: int, calls: list[Tensors]) -> Ran:
@@ -233,7 +252,7 @@ def judged_calls(arms: Arms, kernel: Kernel, case: Case, index: int, calls: list
         trespasses.append("went on writing after it had returned")
     if checksum(weights) != before:
         trespasses.append("changed the weights")
-    return Ran(index, tuple(kept), None, tuple(trespasses), arms.prepack_of(kernel))
+    return Ran(index, tuple(kept), {}, tuple(trespasses), arms.prepack_of(kernel))
 
 
 def _same(before: Outputs, after: Outputs) -> bool:
@@ -250,7 +269,7 @@ def time_main(
     log: str,
 ) -> None:
     """Time the arms (name, kernel) of each case in blocks. ``at_arm`` is shared: the index of the arm being called."""
-    _log_to(log)
+    log_to(log)
     with contextlib.suppress(BrokenPipeError):
         _begin(load)
         device = Device(device_name)
@@ -271,7 +290,7 @@ def time_main(
             flags = () if ring.cold or options.cache == "warm" or ring.slots is None else ("not_cold",)
             timer = spans.Timer(device, ring, runs, options, flags, at_arm)
             samples, outputs = timer.blocks(str(case.id))
-            second = timer.answers(STAGES[case.problem.stage].inputs(msgspec.structs.replace(case, second=True)))
+            second = timer.answers(STAGES[case.problem.stage].inputs(case.twinned("second")))
             at_arm.value = -1
             pipe.send(Sampled(index, samples, outputs, second, timer.trespasses))
         pipe.send(Ceiled("after", ceilings.measure()))

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from replay.errors import EnvironmentRefused, InputError
-from replay.model import Case, Ceilings, Kernel, Outcome, Sample, Value, Work
+from replay.model import Case, Ceilings, Finding, Kernel, Outcome, Sample, Value, Work
 from replay.timing.floors import drifted
 
 NAME = "run.jsonl"
@@ -43,6 +43,7 @@ class Plan(Value, frozen=True, kw_only=True):
     require: str | None
     drawn: tuple[str, ...]
     selectors: tuple[str, ...]
+    timeout_s: int
 
     def kernels_of(self, stage: str) -> list[Kernel]:
         """The plan's kernels of one stage, in order."""
@@ -79,6 +80,19 @@ class Answer(Value, frozen=True):
     sha256: str
 
 
+class Selftested(Value, frozen=True, tag="selftested", tag_field="record"):
+    """What the device answered to its self-tests; ``unasked`` says why it was not asked."""
+
+    findings: tuple[Finding, ...]
+    unasked: str | None = None
+
+    def doubt(self, names: Iterable[str]) -> str | None:
+        """Why nothing that rests on these self-tests may claim its bits, or None."""
+        wrong = [f for f in self.findings if f.wrong and f.key in set(names)]
+        told = ", ".join(f"{f.name} (wrong in {f.wrong:,} of {f.asked:,})" for f in wrong)
+        return f"the device fails its self-test: {told}" if told else None
+
+
 class Probed(Value, frozen=True, tag="probed", tag_field="record"):
     """Whether a stage's oracle can be judged by on this run's cases; ``mistrust`` says why not."""
 
@@ -87,14 +101,14 @@ class Probed(Value, frozen=True, tag="probed", tag_field="record"):
 
 
 class Judged(Value, frozen=True, tag="judged", tag_field="record"):
-    """The exactness of one kernel on one case. A green one holds an answer a repeat, and that to the second case, so
+    """The exactness of one kernel on one case. A green one holds an answer a repeat, and those to the case's twins, so
     that whoever reads the journal can compute the oracle again and compare."""
 
     case: str
     kernel: str
     outcome: Outcome
     answers: tuple[Answer, ...] = ()
-    second: Answer | None = None
+    twins: dict[str, Answer] = msgspec.field(default_factory=dict)
 
 
 class Calibrated(Value, frozen=True, tag="calibrated", tag_field="record"):
@@ -160,7 +174,7 @@ class Finished(Value, frozen=True, tag="finished", tag_field="record"):
     rows: int
 
 
-Record = Begun | Probed | Posed | Judged | Calibrated | Timed | Loaded | Dropped | Finished
+Record = Begun | Selftested | Probed | Posed | Judged | Calibrated | Timed | Loaded | Dropped | Finished
 
 
 class _Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -49,6 +49,7 @@ class Asked:
     blocks: int = 30
     processes: int = 1
     repeats: int = 16
+    timeout: int = 120
     margin: float = 0.01
     seed: int = 7
     require: str | None = None
@@ -80,7 +81,7 @@ def make_plan(asked: Asked) -> Plan:
         origin=manifest.origin if manifest else "recorded, no manifest", cases=tuple(selected), kernels=tuple(chosen),
         named=tuple(named), baseline=asked.baseline, device=asked.device, cache=asked.cache, repeats=asked.repeats,
         blocks=asked.blocks, processes=asked.processes, margin=asked.margin,
-        quick=is_quick(asked.processes, asked.blocks), seed=asked.seed, require=asked.require,
+        quick=is_quick(asked.processes, asked.blocks), seed=asked.seed, require=asked.require, timeout_s=asked.timeout,
         drawn=tuple(drawn), selectors=_selectors(asked),
     )  # fmt: skip
 

@@ -12,8 +12,8 @@ from filelock import FileLock, Timeout
 
 from replay import cache
 from replay.errors import EnvironmentRefused
-from replay.exactness import Got, compare, digest
-from replay.exactness.judge import judge, judge_second
+from replay.exactness import Got, digest
+from replay.exactness.judge import TWIN, held, judge, judge_twin
 from replay.exactness.trust import mistrust
 from replay.identity import Hashes
 from replay.kernels.registry import unavailable
@@ -21,15 +21,15 @@ from replay.model import NULL, Case, Exact, Inexact, Kernel, NotRun, Outcome
 from replay.oracle.moe import ExpertRows
 from replay.session import journal as j
 from replay.session.child import Ceiled, Done, Raised, Ran, Sampled, judge_main, time_main
-from replay.session.workers import Died, Ending, Worker, device_lost, healthy
+from replay.session.selftest import unasked
+from replay.session.workers import Died, Ending, Worker, device_lost, healthy, selftested
 from replay.stages import STAGES
 from replay.stages.stage import Outputs, Tensors
 from replay.stages.vary import inputs_when_timed
 from replay.timing.floors import most_processes
 from replay.timing.spans import Options
 
-JUDGE_TIMEOUT_S = 120.0
-TIME_TIMEOUT_S = 300.0
+TIMED_LONGER = 2.5  # a timed case, in which all kernels take turns, may be silent for so many times as long as a judged one
 WAITING = "waiting: another run is timing on this device"
 
 Progress = Callable[[str, int, int], None]
@@ -41,6 +41,7 @@ class State:
     """What the journal says so far."""
 
     outcomes: dict[tuple[str, str], Outcome] = field(default_factory=dict)
+    selftested: j.Selftested | None = None
     probed: dict[str, str | None] = field(default_factory=dict)
     posed: set[str] = field(default_factory=set)
     calibrated: list[j.Calibrated] = field(default_factory=list)
@@ -53,6 +54,8 @@ class State:
         """Take one record in."""
         if isinstance(record, j.Judged):
             self.outcomes[record.case, record.kernel] = record.outcome
+        elif isinstance(record, j.Selftested):
+            self.selftested = record
         elif isinstance(record, j.Probed):
             self.probed[record.stage] = record.mistrust
         elif isinstance(record, j.Posed):
@@ -80,7 +83,7 @@ class Session:
         self.load = tuple(dict.fromkeys(k.file for k in plan.kernels if k.file))
         self.hashes = Hashes()
         self.lost = False  # whether the device was lost and has not been seen to compute since
-        self._truth: dict[tuple[str, bool, bool], tuple[Tensors, Outputs]] = {}  # inputs without the weights, which are large
+        self._truth: dict[tuple[str, str, bool], tuple[Tensors, Outputs]] = {}  # inputs without the weights, which are large
 
     def write(self, record: j.Record) -> None:
         """Journal a record and take it in."""
@@ -91,6 +94,9 @@ class Session:
         """Both phases, as far as the journal does not hold them yet."""
         if self.state.finished:
             return
+        if self.state.selftested is None:
+            why = unasked(self.plan.device)
+            self.write(j.Selftested(() if why else selftested(self.plan.device), why))
         for stage in self.plan.stages():
             self._truth.clear()
             self._probe(stage)
@@ -125,12 +131,12 @@ class Session:
 
         ``timed``: on the variation that is checked while a kernel is timed.
         """
-        key = str(case.id), case.second, timed
+        key = str(case.id), case.bytes_of, timed
         if key not in self._truth:
             stage = STAGES[case.problem.stage]
             inputs = inputs_when_timed(stage, case) if timed else stage.inputs(case)
             want = stage.expected(case.problem, inputs)
-            if not case.second and not timed and key[0] not in self.state.posed:
+            if not case.twin and not timed and key[0] not in self.state.posed:
                 self.write(j.Posed(key[0], stage.work(case.problem, inputs)))
             self._truth[key] = ({n: t for n, t in inputs.items() if not isinstance(t, ExpertRows)}, want)
         return self._truth[key]
@@ -148,12 +154,12 @@ class Session:
             if why := unavailable(kernel, case.problem, self.plan.device):
                 self._outcome(case, kernel, NotRun("UNAVAILABLE", why))
                 todo.remove(case)
-            elif doubt := self.state.probed[case.problem.stage]:
+            elif doubt := self.state.probed[case.problem.stage] or self._distrust(kernel):
                 self._outcome(case, kernel, Inexact("MISTRUSTED", -1, doubt))
                 todo.remove(case)
         while todo:
             worker = Worker(
-                judge_main, kernel, tuple(todo), self.plan.device, self.plan.repeats, self.load, timeout_s=JUDGE_TIMEOUT_S
+                judge_main, kernel, tuple(todo), self.plan.device, self.plan.repeats, self.load, timeout_s=self.plan.timeout_s
             )
             done = self._hear_judge(worker, kernel, todo)
             if self._device_is_gone():
@@ -164,6 +170,11 @@ class Session:
                 self._outcome(todo[0], kernel, NotRun("CRASHED", "ended without an answer"))
                 done = 1
             todo = todo[done:]  # a child that died is followed by another for the cases behind the one it died at
+
+    def _distrust(self, kernel: Kernel) -> str | None:
+        """Why a kernel's bits say nothing on this device: it fails a self-test that they rest on."""
+        tested = self.state.selftested
+        return tested.doubt((*STAGES[kernel.stage].rests_on, *kernel.rests_on)) if tested else None
 
     def _device_is_gone(self) -> bool:
         """After a lost device, whether a fresh process still cannot compute on it."""
@@ -198,13 +209,14 @@ class Session:
         found = j.Judged(str(case.id), kernel.id, judge(stage, case, inputs, want, ran.repeats, ran.trespasses))
         if not isinstance(found.outcome, Exact):
             return found
-        second = msgspec.structs.replace(case, second=True)
-        assert ran.second is not None  # every judged case has one
-        if wrong := judge_second(stage, second, *self.truth(second), ran.second):
-            return msgspec.structs.replace(found, outcome=wrong)
+        twins = {case.twinned(name): got for name, got in ran.twins.items()}  # type: ignore[arg-type]  # a child's answer
+        for twin, got in twins.items():
+            if wrong := judge_twin(stage, twin, *self.truth(twin), got):
+                return msgspec.structs.replace(found, outcome=wrong)
         return msgspec.structs.replace(
             found, outcome=msgspec.structs.replace(found.outcome, prepack=ran.prepack),
-            answers=tuple(self.answer(case, got) for got in ran.repeats), second=self.answer(second, ran.second),
+            answers=tuple(self.answer(case, got) for got in ran.repeats),
+            twins={twin.twin: self.answer(twin, got) for twin, got in twins.items()},
         )  # fmt: skip
 
     def answer(self, case: Case, got: Got, *, timed: bool = False) -> j.Answer:
@@ -257,7 +269,15 @@ class Session:
         # Ceilings belong before and after: a run that was killed in between measures them once more.
         while (jobs := self._jobs(process)) or self._unfinished(process):
             options = Options(self.plan.blocks, self.plan.cache, self.plan.seed, process, self.plan.quick)
-            worker = Worker(time_main, tuple(jobs), self.plan.device, options, self.load, timeout_s=TIME_TIMEOUT_S, shared=True)
+            worker = Worker(
+                time_main,
+                tuple(jobs),
+                self.plan.device,
+                options,
+                self.load,
+                timeout_s=TIMED_LONGER * self.plan.timeout_s,
+                shared=True,
+            )
             self._hear_time(worker, process, jobs)
 
     def _unfinished(self, process: int) -> bool:
@@ -276,7 +296,7 @@ class Session:
                 self.write(j.Calibrated(process, message.when, message.ceilings))
             elif isinstance(message, Sampled):
                 case, _ = jobs[message.index]
-                second = msgspec.structs.replace(case, second=True)
+                second = case.twinned("second")
                 found = [*self._wrong(second, message.second), *self._wrong(case, message.outputs)]
                 wrong = {arm.removesuffix(NULL): what for arm, what in [*found, *message.trespasses.items()]}
                 answers = {arm: self.answer(case, got, timed=True) for arm, got in message.outputs.items()}
@@ -295,9 +315,8 @@ class Session:
         stage = STAGES[case.problem.stage]
         inputs, want = self.truth(case, timed=True)
         for arm, got in outputs.items():
-            canonical = Got(stage.canonical(case.problem, inputs, got.outputs), got.poison)
-            if found := compare(stage.specs(case.problem), want, canonical):
-                when = "after timing, on other bytes: " if case.second else "in a timed call: "
+            if found := held(stage, case.problem, inputs, want, got):
+                when = f"after timing, {TWIN[case.twin]}" if case.twin else "in a timed call: "
                 yield arm, when + found.text(stage.label(case, found.output, found.row))
 
     def _charge(self, worker: Worker, process: int, job: tuple[Case, tuple[Arm, ...]], died: Died) -> None:

@@ -17,7 +17,9 @@ from typing import Any, Literal
 
 from replay.devices import cpu_facts
 from replay.errors import EnvironmentRefused
-from replay.session.child import Done, Found, Message, Raised, Started, health_main, probe_main
+from replay.model import Finding
+from replay.session.child import Done, Found, Message, Raised, Started, Tested, health_main, probe_main
+from replay.session.selftest import selftest_main
 
 _context = multiprocessing.get_context("forkserver")
 PROBE_TIMEOUT_S = 60.0
@@ -49,6 +51,18 @@ def probe(device: str) -> dict[str, Any]:
         if isinstance(message, Died):
             raise EnvironmentRefused(f"--device: {device}: the probe died: {message.how}")
     return facts
+
+
+def selftested(device: str) -> tuple[Finding, ...]:
+    """What the device answers to its self-tests, asked in a child. EnvironmentRefused where it does not come back."""
+    worker = Worker(selftest_main, device, timeout_s=PROBE_TIMEOUT_S)
+    findings: tuple[Finding, ...] = ()
+    for message in worker.listen():
+        if isinstance(message, Tested):
+            findings = message.findings
+        if isinstance(message, Died):
+            raise EnvironmentRefused(f"--device: {device}: its self-test died: {message.how}: {message.log_tail}")
+    return findings
 
 
 Ending = Literal["CRASHED", "TIMEOUT", "DEVICE_LOST"]

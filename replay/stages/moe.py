@@ -124,7 +124,7 @@ def _ops2(g: Geometry) -> int:
 
 def _label(case: Case, output: str, row: int) -> str:
     """``token 0, slot 5, expert 161`` for a permuted row; token and experts for a token row; the expert for a count."""
-    ids = np.array(case.routes.topk_ids)[:, :: -1 if case.second else 1]
+    ids = np.array(case.routes.topk_ids)[:, :: -1 if case.bytes_of else 1]
     symbols = TENSORS[output][1].split()
     if symbols[0] == "R":
         _, _, permuted = oracle.route(ids.astype(np.int32), case.problem.geometry.experts)
@@ -274,11 +274,13 @@ _GEMM_IN = "rows_per_expert offsets unpermuted_to_permuted topk_ids"
 _WEIGHTS = "w13 w13_scale w2 w2_scale"
 _SHARED = "shared_w13 shared_w13_scale shared_w2 shared_w2_scale"
 
+_ARITHMETIC = ("division", "contraction", "bf16", "gates")
+
 STAGES = (
     Stage(
         name="moe.quantize", modes={"quant": (*QUANT, r"group_trunc:[1-9]\d*")}, check=_check_group,
         specs=_specs("x", "", "q q_scale"), inputs=_draw({"x": lambda c: c.x}), oracle=_quantize,
-        work=_work("x q q_scale"), canonical=_as_is, label=_label, relabel=None, probes=("x",),
+        work=_work("x q q_scale"), canonical=_as_is, label=_label, relabel=None, probes=("x",), rests_on=("division", "bf16"),
     ),
     Stage(
         name="moe.route", modes={"expert_map": EXPERT_MAP}, check=_check_map,
@@ -299,27 +301,27 @@ STAGES = (
         specs=_specs(f"a a_scale {_GEMM_IN}", "w13 w13_scale w13_bias", "gate_up"),
         inputs=_draw({**_A, **_ROUTED, **_weights("w13", "w13_scale", "w13_bias")}), oracle=_gemm1,
         work=_work("a a_scale offsets gate_up", _ops13), canonical=_as_is, label=_label,
-        relabel=relabel, probes=("a", "a_scale", "w13", "w13_scale"),
+        relabel=relabel, probes=("a", "a_scale", "w13", "w13_scale"), rests_on=("contraction", "bf16"),
     ),
     Stage(
         name="moe.act_quant", modes={"act": ACT, "quant": QUANT}, specs=_specs("gate_up offsets", "", "h h_scale"),
         inputs=_draw({"gate_up": lambda c: _pad(c.gate_up, _total(c)), "offsets": lambda c: c.offsets}),
         oracle=_act_quant, work=_work("gate_up h h_scale"), canonical=_as_is, label=_label, relabel=None,
-        probes=("gate_up",),
+        probes=("gate_up",), rests_on=("division", "bf16", "gates"),
     ),
     Stage(
         name="moe.gemm2", modes={"epilogue": EPILOGUE, "bias": BIAS},
         specs=_specs(f"h h_scale {_GEMM_IN}", "w2 w2_scale w2_bias", "y"),
         inputs=_draw({**_H, **_ROUTED, **_weights("w2", "w2_scale", "w2_bias")}), oracle=_gemm2,
         work=_work("h h_scale offsets y", _ops2), canonical=_as_is, label=_label,
-        relabel=relabel, probes=("h", "h_scale", "w2", "w2_scale"),
+        relabel=relabel, probes=("h", "h_scale", "w2", "w2_scale"), rests_on=("contraction", "bf16"),
     ),
     Stage(
         name="moe.combine", modes={"combine_fma": FMA}, specs=_specs("y unpermuted_to_permuted topk_weights", "", "out"),
         inputs=_draw({"y": lambda c: _pad(c.down, _total(c)), "unpermuted_to_permuted": lambda c: c.permuted,
                       "topk_weights": lambda c: c.topk_weights}),
         oracle=_combine, work=_work("y unpermuted_to_permuted topk_weights out"), canonical=_as_is, label=_label,
-        relabel=None, probes=("y", "topk_weights", "unpermuted_to_permuted"),
+        relabel=None, probes=("y", "topk_weights", "unpermuted_to_permuted"), rests_on=("contraction", "bf16"),
     ),
     Stage(
         name="moe.shared", modes={"epilogue": EPILOGUE, "act": ACT, "quant": QUANT},
@@ -329,13 +331,14 @@ STAGES = (
         oracle=_shared, work=_work("x routed out shared_gate", lambda g: _ops13(g) + _ops2(g)),
         canonical=_as_is, label=_label, relabel=_in_place,
         probes=("x", "routed", "shared_gate", "shared_w13", "shared_w13_scale", "shared_w2", "shared_w2_scale"),
+        rests_on=_ARITHMETIC,
     ),
     Stage(
         name="moe.middle", modes={"epilogue": EPILOGUE, "act": ACT, "quant": QUANT},
         specs=_specs(f"a a_scale {_GEMM_IN}", _WEIGHTS, "y"),
         inputs=_draw({**_A, **_ROUTED, **_weights(*_WEIGHTS.split())}), oracle=_middle,
         work=_work("a a_scale offsets y", lambda g: _ops13(g) + _ops2(g)), canonical=_as_is, label=_label,
-        relabel=relabel, probes=("a", "a_scale", "w13", "w13_scale", "w2", "w2_scale"),
+        relabel=relabel, probes=("a", "a_scale", "w13", "w13_scale", "w2", "w2_scale"), rests_on=_ARITHMETIC,
     ),
     Stage(
         name="moe.layer", modes={"quant": QUANT, "epilogue": EPILOGUE, "act": ACT, "combine_fma": FMA, "shared": SHARED},
@@ -344,6 +347,6 @@ STAGES = (
                       "shared_gate": lambda c: c.shared_gate, **_weights(*_WEIGHTS.split(), *_SHARED.split())}),
         oracle=_layer, work=_work("x topk_ids topk_weights out", lambda g: _ops13(g) + _ops2(g)),
         canonical=_as_is, label=_label, relabel=relabel,
-        probes=("x", "topk_ids", "topk_weights", "w13", "w13_scale", "w2", "w2_scale"),
+        probes=("x", "topk_ids", "topk_weights", "w13", "w13_scale", "w2", "w2_scale"), rests_on=_ARITHMETIC,
     ),
 )  # fmt: skip

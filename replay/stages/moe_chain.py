@@ -21,8 +21,8 @@ class Chain:
     """The oracle's intermediate values of one layer on one case, each computed when first asked for."""
 
     def __init__(self, case: Case, modes: tuple[tuple[str, str], ...]) -> None:
-        self.case, self.g, self.second, self.modes = case.id, case.problem.geometry, case.second, dict(modes)
-        routes, geometry, order = case.routes, self.g, -1 if case.second else 1
+        self.case, self.g, self.second, self.modes = case.id, case.problem.geometry, bool(case.bytes_of), dict(modes)
+        routes, geometry, order = case.routes, self.g, -1 if self.second else 1
         self.topk_ids: I32 = np.array(routes.topk_ids, np.int32)[:, ::order].copy()
         self.topk_weights: F32 = (
             draw.router_weights(case.id, geometry.top_k)
@@ -105,4 +105,4 @@ def chain_of(case: Case) -> Chain:
     """The case's chain; stages of one case share it. Modes that the stage lacks are the accepted path's."""
     own = {n: v for n, v in case.problem.modes if n in _UPSTREAM and not v.startswith("group_trunc")}
     neutral = CaseId(Problem("moe", case.problem.geometry, case.problem.rows, ()), case.id.source, case.id.seed)
-    return _chain(Case(neutral, case.routes, case.second), tuple((_UPSTREAM | own).items()))
+    return _chain(Case(neutral, case.routes, case.bytes_of), tuple((_UPSTREAM | own).items()))

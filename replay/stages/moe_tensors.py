@@ -7,6 +7,7 @@ import numpy as np
 
 from replay.model import Problem, Spec
 from replay.oracle.arith import I32
+from replay.stages.stage import laid_out
 
 # name: (dtype, shape in symbols); one table, since a tensor means the same in every stage that has it
 TENSORS: dict[str, tuple[str, str]] = {
@@ -75,7 +76,7 @@ def spec_of(problem: Problem, name: str, role: Any) -> Spec:
     shape = tuple(sizes[symbol] for symbol in symbols.split())
     if name == "q_scale" and (group := group_of(problem)):
         shape = (problem.rows, problem.geometry.hidden // group)
-    return Spec(name, role, shape, dtype)
+    return laid_out(Spec(name, role, shape, dtype), problem.layout)
 
 
 def group_of(problem: Problem) -> int:

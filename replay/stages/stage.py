@@ -1,20 +1,49 @@
 """The shape of a stage: a frozen record of functions."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 from numpy.typing import NDArray
 
-from replay.model import Case, Problem, Spec, Work
+from replay.model import Case, Layout, Problem, Spec, Work
 from replay.oracle.moe import ExpertRows
 
 Tensors = dict[str, NDArray[Any] | ExpertRows]
 Outputs = dict[str, NDArray[Any]]
 
 
+# Odd numbers of elements: no vector load of a strided input is aligned, and no row begins where a contiguous one would.
+OFFSET, GAP = 5, 3
+
+
+def laid_out(spec: Spec, layout: Layout) -> Spec:
+    """A tensor's spec in a problem of that layout; only inputs are ever strided."""
+    if layout == "contiguous" or spec.role != "in":
+        return spec
+    steps = [1]
+    for extent in reversed(spec.shape[1:]):
+        steps.append(steps[-1] * extent + GAP)
+    return msgspec.structs.replace(spec, stride=tuple(reversed(steps)), offset=OFFSET)
+
+
 def _accept(problem: Problem) -> None:
     """Most stages take every problem that their modes allow."""
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How far an honest kernel may be from the oracle in one output, beside being equal to it.
+
+    At most ``ulp`` scaled ulp in any element (semantics: WITHIN_ULP) and ``flips`` elements of a row that are not
+    bit-equal. ``name`` is what a table shows, ``reason`` why there is a budget at all.
+    """
+
+    name: str
+    ulp: float
+    flips: int
+    reason: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +55,12 @@ class Stage:
     and brings outputs to one order. ``label`` names a row of an output. ``relabel`` moves the active experts to other
     slots without changing the expected outputs, or is None where no weights are read. ``probes`` are the inputs whose
     redrawing must move the outputs. ``check`` raises InputError for a problem that the stage cannot pose.
+
+    ``rests_on`` names the self-tests (session/selftest.py) of what the stage's arithmetic asks of a device.
+    ``selects``: among equal values any choice is right, and ``canonical`` turns it into the oracle's; a kernel that chose
+    otherwise is TIE_EQUIVALENT. ``budgets``: output → what makes a kernel WITHIN_ULP; an output without one is held to
+    its bits. ``row_scale`` gives an output's rows [R] the absmax of what was reduced into them, where there is a
+    reduction.
     """
 
     name: str
@@ -39,6 +74,10 @@ class Stage:
     relabel: Callable[[Tensors, NDArray[Any]], Tensors] | None
     probes: tuple[str, ...]
     check: Callable[[Problem], None] = _accept
+    rests_on: tuple[str, ...] = ()
+    selects: bool = False
+    budgets: Mapping[str, Budget] = field(default_factory=dict)
+    row_scale: Callable[[Problem, Tensors, str], NDArray[Any]] | None = None
 
     def expected(self, problem: Problem, inputs: Tensors) -> Outputs:
         """The oracle's outputs in canonical form, as a kernel's are before they are compared."""

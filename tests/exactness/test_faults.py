@@ -37,6 +37,17 @@ def test_trespasses_are_named(stage: str) -> None:
     assert "changed its input" in mutated.detail
 
 
+@pytest.mark.parametrize("stage", list(faulty.OUTPUT))
+def test_a_stride_that_is_not_looked_at_is_named(stage: str) -> None:
+    """Right on contiguous inputs, wrong where rows lie further apart: red at its row, and green where it is declared."""
+    outcome = judge_here(f"faulty:{stage}:dense", make_case(stage, tokens=4), FAULTY)
+    assert isinstance(outcome, Inexact)
+    assert outcome.detail.startswith("on strided inputs (a kernel that takes contiguous ones only declares layouts=")
+    assert f"row {outcome.row} (" in outcome.detail
+    declared = judge_here(f"faulty:{stage}:dense-declared", make_case(stage, tokens=4), FAULTY)
+    assert isinstance(declared, Exact), declared
+
+
 MODES = [
     (stage.name, mode, value)
     for stage in STAGES.values()

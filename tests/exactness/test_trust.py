@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from replay.exactness.trust import candidates_code, degenerate, dispatched, doubled, mistrust
+from replay.exactness.trust import candidates_code, dispatched, doubled, mistrust
 from replay.kernels import eager
 from replay.stages import STAGES
 from tests.conftest import QWEN36, make_case
@@ -73,8 +73,8 @@ def test_edge_cases_are_not_held_against_an_oracle() -> None:
     """A token without experts, alone in its suite, leaves the stage unprobed; beside another case it is passed over."""
     case = make_case("moe.combine", tokens=2)
     empty = msgspec.structs.replace(case, routes=msgspec.structs.replace(case.routes, topk_ids=((-1,) * 4,) * 2))
-    assert degenerate(empty)
-    assert not degenerate(case)
+    assert empty.degenerate
+    assert not case.degenerate
     constant = dataclasses.replace(
         STAGES["moe.combine"], oracle=lambda p, t: {"out": np.zeros((2, p.geometry.hidden), np.uint16)}
     )

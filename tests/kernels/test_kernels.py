@@ -97,4 +97,4 @@ def test_atomics_may_permute_inside_an_expert() -> None:
 
 def test_problem_hides_the_source() -> None:
     """A kernel is given shapes and modes, never which captured row it has."""
-    assert set(Problem.__struct_fields__) == {"stage", "geometry", "rows", "modes"}
+    assert set(Problem.__struct_fields__) == {"stage", "geometry", "rows", "modes", "layout"}

@@ -28,6 +28,20 @@ def test_guards_see_one_byte_on_either_side(spec: Spec) -> None:
         buffer.bytes[at] = kept
 
 
+@pytest.mark.parametrize("dtype", ["i8", "bf16", "f32", "i32", "i64"])
+def test_a_gap_between_rows_is_guarded(dtype: str) -> None:
+    """Elements of a strided tensor may be written, and no byte between its rows."""
+    buffer = Guarded(Spec("x", "in", (3, 5), dtype, (8, 1), 5), CPU)
+    buffer.guard()
+    buffer.tensor.fill_(1)
+    assert buffer.guards_intact()
+    gap = buffer.tensor.as_strided((1,), (1,), buffer.tensor.storage_offset() + 6)  # the first row ends at 5
+    gap.fill_(2)
+    assert not buffer.guards_intact()
+    buffer.guard()
+    assert buffer.guards_intact()
+
+
 def test_a_binding_notices_what_was_written() -> None:
     """A changed input and a write behind an output are told by name; outputs begin as poison."""
     specs = (Spec("x", "in", (4,), "f32"), Spec("y", "out", (4,), "f32"))

@@ -9,14 +9,14 @@ _PACK = "replay.kernels.sycl.moe:pack_rows"
 def _kernel(id_: str, function: str, launches: int, summary: str, prepack: str | None = None) -> Kernel:
     return Kernel(
         id=f"sycl:{id_}", prepare=f"replay.kernels.sycl.moe:{function}", devices=("cpu", "xpu"), needs=NEEDS,
-        launches=launches, summary=summary, prepack=prepack,
+        launches=launches, summary=summary, prepack=prepack, rests_on=("sub_groups",),
     )  # fmt: skip
 
 
 def _matrix(stage: str, function: str) -> Kernel:
     return Kernel(
         id=f"sycl:{stage}:matrix", prepare=f"replay.kernels.sycl.moe:{function}", devices=("xpu",),
-        prepack="replay.kernels.sycl.moe:pack_matrix", needs=(*NEEDS, "aspect:matrix"), launches=1,
+        prepack="replay.kernels.sycl.moe:pack_matrix", needs=(*NEEDS, "aspect:matrix"), launches=1, rests_on=("matrix",),
         summary="the matrix engine (dpas), weights packed four along K",
     )  # fmt: skip
 

@@ -26,6 +26,7 @@ _ITEM_BYTES = 64 << 10  # weights a cpu work-item reads: enough to outweigh its 
 _COMBINE_COLUMNS = 512  # moe_rows.cpp
 _LANES = 256
 _SUB_GROUPS = 4
+_ALIGN = 64  # bytes: a cache line, and the widest vector
 
 i32, i64 = ctypes.c_int32, ctypes.c_int64
 
@@ -361,9 +362,20 @@ def _prepare(step: Callable[[Steps], None]) -> Callable[[Problem, "Weights"], "R
     def prepare(problem: Problem, weights: "Weights") -> "Run":
         steps = Steps(problem, device_kind(weights))
         step(steps)
-        return steps.program.run
+        run = steps.program.run
+        return run if problem.layout == "contiguous" else lambda tensors: run(_gathered(tensors))
 
     return prepare
+
+
+def _gathered(tensors: "Mapping[str, torch.Tensor]") -> "dict[str, torch.Tensor]":
+    """Contiguous, aligned copies of the inputs that are not: device code reads rows without a stride, in vectors."""
+    import torch
+
+    return {
+        n: t if t.is_contiguous() and t.data_ptr() % _ALIGN == 0 else t.clone(memory_format=torch.contiguous_format)
+        for n, t in tensors.items()
+    }
 
 
 def device_kind(weights: "Weights") -> str:
