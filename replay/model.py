@@ -388,9 +388,9 @@ class Exact(Value, frozen=True, tag="exact", tag_field="kind"):
 
     grade: Literal["BITWISE", "TIE_EQUIVALENT", "WITHIN_ULP"]
     repeats: int
-    detail: str = ""
     timing: Timing | None = None
-    prepack: "Prepack | None" = None
+    prepack: Prepack | None = None
+    detail: str = ""
 
 
 class Inexact(Value, frozen=True, tag="inexact", tag_field="kind"):

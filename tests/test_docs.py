@@ -72,18 +72,9 @@ def test_the_outside_kernel_is_caught(cli: Cli, tmp_path: Path) -> None:
     """Division is told as such; asked for, it is right."""
     (tmp_path / "mine.py").write_text(outside_kernel())
     base = (
-        "run",
-        "--capture",
-        "qwen36-generated",
-        "--stage",
-        "moe.quantize",
-        "--route-window-size",
-        64,
-        "--load",
-        "mine.py",
-        "--blocks",
-        5,
-    )
+        "run", "--capture", "qwen36-generated", "--stage", "moe.quantize", "--route-layer-regex", r"layers\.9\.", "--max-cases", 1,
+        "--route-window-size", 16, "--load", "mine.py", "--kernel", "mine:*", "--kernel", "eager:*", "--blocks", 5,
+    )  # fmt: skip
     wrong = cli(*base)
     assert wrong.returncode == 1
     assert re.search(r"mine:moe\.quantize:divide +FAIL.*\(token .* expert.*matches mode quant=div_half_even", wrong.stdout)

@@ -13,7 +13,10 @@ import pytest
 
 from tests.conftest import ROOT
 
-RUN = ("run", "--capture", "qwen36-generated", "--stage", "moe.gemm1", "--route-start-indices", "0", "--blocks", "5", "-o", "run")
+RUN = (
+    "run", "--capture", "qwen36-generated", "--stage", "moe.gemm1", "--route-layer-regex", r"layers\.9\.", "--max-cases", "1",
+    "--kernel", "eager:*", "--kernel", "sycl:*:rows", "--blocks", "5", "--repeats", "2", "-o", "run",
+)  # fmt: skip
 
 
 def run(*command: object, cwd: Path, **env: str) -> str:

@@ -38,10 +38,10 @@ def judge(
     if trespasses:
         return Inexact("FAIL", -1, "; ".join(trespasses))
     if differs:
-        return Exact("WITHIN_ULP", len(repeats), _spent(stage, problem, inputs, want, canonical))
+        return Exact("WITHIN_ULP", len(repeats), detail=_spent(stage, problem, inputs, want, canonical))
     if stage.selects and (told := next(filter(None, map(partial(_otherwise, stage, problem), repeats, canonical)), "")):
-        return Exact("TIE_EQUIVALENT", len(repeats), told)
-    return Exact("BITWISE", len(repeats), "lowest index first" if stage.selects else "")
+        return Exact("TIE_EQUIVALENT", len(repeats), detail=told)
+    return Exact("BITWISE", len(repeats), detail="lowest index first" if stage.selects else "")
 
 
 def held(stage: Stage, problem: Problem, inputs: Tensors, want: Outputs, got: Got) -> Mismatch | None:

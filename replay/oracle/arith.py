@@ -53,12 +53,11 @@ def strided32_tree(terms: F32) -> F32:
     no lane, since a lane that began at +0.0 is never −0.0.
     """
     rows, depth = terms.shape
-    padded = np.zeros((rows, -(-depth // 32), 32), np.float32)
-    padded.reshape(rows, -1)[:, :depth] = terms
+    padded = np.pad(terms, ((0, 0), (0, -depth % 32)))
     lanes = np.zeros((rows, 32), np.float32)
     with np.errstate(over="ignore", invalid="ignore"):
-        for step in range(padded.shape[1]):
-            lanes = lanes + padded[:, step]
+        for first in range(0, depth, 32):
+            lanes = lanes + padded[:, first : first + 32]
         for half in (16, 8, 4, 2, 1):
             lanes = lanes[:, :half] + lanes[:, half : 2 * half]
     return lanes[:, 0]
@@ -77,13 +76,13 @@ def fma(a: F32, b: F32, c: F32) -> F32:
     rounding to f32 is correct because f64 has more than 2·24 + 2 bits (Boldo and Melquiond, 2008).
     """
     with np.errstate(all="ignore"):
-        product, addend = a.astype(np.float64) * b.astype(np.float64), c.astype(np.float64)
-        total = product + addend
+        product = a.astype(np.float64) * b
+        total = product + c
         back = total - product
-        error = (product - (total - back)) + (addend - back)
+        error = (product - (total - back)) + (c - back)
         even = (total.view(np.int64) & 1) == 0
         towards = np.where(error > 0, np.inf, -np.inf)
-        nudge = np.isfinite(total) & np.isfinite(error) & (error != 0) & even
+        nudge = np.isfinite(total) & (error != 0) & even
         odd = np.where(nudge, np.nextafter(total, towards), total)
         result: F32 = odd.astype(np.float32)
     return result

@@ -32,10 +32,10 @@ def route(topk_ids: I32, experts: int, expert_map: I32 | None = None) -> tuple[I
     Canonical order inside an expert is by (t, j); −1 stays −1. Under ``expert_map`` e is the local id.
     """
     ids = topk_ids if expert_map is None else np.where(topk_ids >= 0, expert_map[topk_ids], -1)
-    flat = ids.reshape(-1)
+    flat = ids.ravel()
     valid = flat >= 0
     rows_per_expert = np.bincount(flat[valid], minlength=experts).astype(np.int32)
-    offsets = np.concatenate(([0], np.cumsum(rows_per_expert, dtype=np.int64))).astype(np.int64)
+    offsets = np.concatenate(([0], np.cumsum(rows_per_expert, dtype=np.int64)))
     order = np.argsort(np.where(valid, flat, experts), kind="stable")
     permuted = np.full(flat.shape, -1, np.int32)
     count = int(offsets[-1])
@@ -46,7 +46,7 @@ def route(topk_ids: I32, experts: int, expert_map: I32 | None = None) -> tuple[I
 def remap(q: I8, scale: F32, unpermuted_to_permuted: I32) -> tuple[I8, F32]:
     """Rows [T, H] and scales [T] → the valid permuted rows [V, H] and their scales [V]."""
     tokens, k = unpermuted_to_permuted.shape
-    flat = unpermuted_to_permuted.reshape(-1)
+    flat = unpermuted_to_permuted.ravel()
     valid = flat >= 0
     token = np.empty(int(valid.sum()), np.int64)
     token[flat[valid]] = np.repeat(np.arange(tokens), k)[valid]
@@ -61,7 +61,7 @@ def int8_matmul(a: I8, b: I8) -> I32:
     total = np.zeros((a.shape[0], b.shape[1]), np.int32)
     for start in range(0, a.shape[1], _EXACT_F32_CHUNK):
         part = slice(start, start + _EXACT_F32_CHUNK)
-        total += (a[:, part].astype(np.float32) @ b[part].astype(np.float32)).astype(np.int32)
+        total += (a[:, part] @ b[part].astype(np.float32)).astype(np.int32)
     return total
 
 

@@ -27,14 +27,13 @@ def _rows(x: F32, mode: str) -> tuple[I8, F32]:
     with np.errstate(all="ignore"):
         absmax: F32 = np.max(np.abs(x), axis=1)  # NaN wins, as it must: a row with both NaN and inf has scale NaN
         m: F32 = absmax if mode == "rmsnorm_int8" else np.maximum(absmax, EPS)
-        scale: F32 = np.divide(m, LIMIT, dtype=np.float32)
+        scale: F32 = m / LIMIT
         if mode == "rmsnorm_int8":
-            scale = np.where(m > 0, scale, np.float32(1)).astype(np.float32)
-        scale = np.where(np.isfinite(absmax), scale, absmax).astype(np.float32)
+            scale = np.where(m > 0, scale, np.float32(1))
+        scale = np.where(np.isfinite(absmax), scale, absmax)
         q = _codes(x, m[:, None], scale[:, None], mode)
-        # 0·inf, when 1/s overflows on a denormal row, is NaN: like every non-finite it quantises to 0.
-        q = np.where(np.isfinite(absmax)[:, None] & ~np.isnan(q), q, np.float32(0))
-    return q.astype(np.int8), scale
+    # NaN quantises to 0: what came of a NaN, inf·0 of a row with an inf, 0·inf where 1/s overflows on a denormal row.
+    return np.where(np.isnan(q), 0, q).astype(np.int8), scale
 
 
 def _codes(x: F32, m: F32, scale: F32, mode: str) -> Any:

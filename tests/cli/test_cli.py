@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from replay.cli import main
 from tests.captures.test_routes import v1_record, write
 from tests.conftest import LAB_ROUTES, Cli, needs_lab
 
@@ -87,14 +88,18 @@ def there(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(("arguments", "told"), BAD, ids=[" ".join(a) or "nothing" for a, _ in BAD])
-def test_bad_input_is_one_line(cli: Cli, there: Path, arguments: tuple[str, ...], told: str) -> None:
+def test_bad_input_is_one_line(
+    there: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], arguments: tuple[str, ...], told: str
+) -> None:
     """What, where, expected, got; exit 2; no run folder and no traceback."""
+    monkeypatch.chdir(there)
     before = sorted(there.rglob("*"))
-    done = cli(*arguments)
-    assert done.returncode == 2, done.stderr
-    assert told in done.stderr if told.startswith("mine:") else done.stderr.startswith(told)
-    assert len(done.stderr.splitlines()) == 1
-    assert done.stdout == ""
+    code = main(list(arguments))
+    out, err = capfd.readouterr()
+    assert code == 2, err
+    assert told in err if told.startswith("mine:") else err.startswith(told)
+    assert len(err.splitlines()) == 1
+    assert out == ""
     assert [p for p in sorted(there.rglob("*")) if "__pycache__" not in p.parts] == before
 
 

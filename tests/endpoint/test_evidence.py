@@ -269,10 +269,34 @@ def test_a_red_case_called_green_is_seen_by_its_answers(steady: Run) -> None:
     def change(record: j.Record) -> j.Record:
         if isinstance(record, j.Judged) and record.kernel == RED:
             answers = tuple(j.Answer(poison, "0" * 64) for poison in (255, 123, 255, 123))
-            return j.Judged(record.case, RED, Exact("BITWISE", 4), answers, answers[0])
+            return j.Judged(record.case, RED, Exact("BITWISE", 4), answers, {"second": answers[0], "strided": answers[0]})
         return record
 
     assert "evidence_differs" in steady.write(changed(steady.records(), change)).codes(RED)
+
+
+@pytest.mark.parametrize("twin", ["second", "strided"])
+def test_an_answer_to_a_twin_is_demanded(steady: Run, twin: str) -> None:
+    """A green line that lost what the kernel wrote on other bytes, or on strided inputs, is not granted."""
+
+    def change(record: j.Record) -> j.Record:
+        if isinstance(record, j.Judged) and record.kernel == MINE:
+            return msgspec.structs.replace(record, twins={n: a for n, a in record.twins.items() if n != twin})
+        return record
+
+    assert steady.write(changed(steady.records(), change)).codes() == ["evidence_differs"]
+
+
+def test_a_budget_is_no_promotion(steady: Run) -> None:
+    """WITHIN_ULP is told, timed and refused."""
+
+    def change(record: j.Record) -> j.Record:
+        if isinstance(record, j.Judged) and record.kernel == MINE:
+            outcome = msgspec.structs.replace(record.outcome, grade="WITHIN_ULP", detail="out within other_order: 1 of 2 …")
+            return msgspec.structs.replace(record, outcome=outcome)
+        return record
+
+    assert steady.write(changed(steady.records(), change)).codes() == ["not_bitwise"]
 
 
 def test_all_reasons_are_listed(steady: Run) -> None:

@@ -35,7 +35,7 @@ def judged(*repeats: Got, stage: Stage = LOOSE, case: Case = CASE) -> Exact | In
 def test_within_its_budget() -> None:
     """As far as the budget goes, with what was spent; the same bits without a budget are a FAIL."""
     found = judged(off(1, 0, 2), off(1, 0, 2))
-    assert found == Exact("WITHIN_ULP", 2, "out within other_order: 2 of 2 scaled ulp, 2 of 3 flips a row")
+    assert found == Exact("WITHIN_ULP", 2, detail="out within other_order: 2 of 2 scaled ulp, 2 of 3 flips a row")
     assert isinstance(judged(off(1), stage=STAGES["moe.combine"]), Inexact)
     assert judged(off(0)) == Exact("BITWISE", 1)
 

@@ -29,6 +29,7 @@ def test_route_counts_orders_and_skips_padding() -> None:
     assert rows.tolist() == [2, 0, 2, 0]
     assert offsets.tolist() == [0, 2, 2, 4, 4]
     assert permuted.tolist() == [[2, 0, -1], [1, -1, 3]]
+    assert (rows.dtype, offsets.dtype, permuted.dtype) == (np.int32, np.int64, np.int32)
 
 
 def test_route_under_an_expert_map_uses_local_ids() -> None:
@@ -41,12 +42,15 @@ def test_route_under_an_expert_map_uses_local_ids() -> None:
 
 
 def test_int8_matmul_is_exact_at_the_extremes() -> None:
-    """−128·−128 over K = 7168, far past 2^24."""
+    """−128·−128 over K = 7168, far past 2^24, and 127·127, whose sums are odd there."""
     a = np.full((2, 7168), -128, np.int8)
+    a[1] = 127
     b = np.full((7168, 3), -128, np.int8)
-    b[:, 1] = np.random.default_rng(0).integers(-128, 128, 7168)
+    b[:, 1], b[:, 2] = np.random.default_rng(0).integers(-128, 128, 7168), 127
     want = a.astype(np.int64) @ b.astype(np.int64)
-    assert (moe.int8_matmul(a, b) == want).all()
+    got = moe.int8_matmul(a, b)
+    assert got.dtype == np.int32
+    assert (got == want).all()
 
 
 def test_epilogue_associations_differ() -> None:

@@ -1,9 +1,11 @@
 """Quantisation modes, against their formulas element by element, and at the edges."""
 
 import math
+import warnings
 
 import numpy as np
 import pytest
+import torch
 
 from replay.oracle.quant import quantize
 
@@ -79,6 +81,30 @@ def test_modes_differ_on_ordinary_data() -> None:
 def test_denormal_row_does_not_become_nan() -> None:
     """1/s overflows for a denormal row in rmsnorm_int8: zeros stay 0, the rest saturates."""
     x = np.zeros((1, 4), np.float32)
-    x[0, 1] = 9e-41
+    x[0, 1], x[0, 2] = 9e-41, -9e-41
     q, _ = quantize(x, "rmsnorm_int8")
-    assert q.tolist() == [[0, 127, 0, 0]]
+    assert q.tolist() == [[0, 127, -128, 0]]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_types_and_no_warning(mode: str) -> None:
+    """int8 codes and f32 scales, whatever is in a row; no NaN is ever cast to an integer."""
+    x = np.ones((5, 64), np.float32)
+    x[0, 1], x[1, 1], x[2, 1], x[3] = np.nan, np.inf, 1e-42, 0
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        q, scale = quantize(x, mode)
+    assert (q.dtype, scale.dtype) == (np.int8, np.float32)
+
+
+@pytest.mark.parametrize("mode", ["recip_half_away", "recip_half_even", "div_half_even", "rmsnorm_int8"])
+def test_every_step_is_f32(mode: str) -> None:
+    """Against torch, whose f32 division on a CPU is correctly rounded: a step in f64 shows in some of 10^6 codes."""
+    x = np.random.default_rng(6).standard_normal((512, 2048), np.float32)
+    t = torch.from_numpy(x)
+    m = t.abs().amax(1, keepdim=True).clamp(min=1e-10)
+    y = {"div": lambda: t / (m / 127), "rms": lambda: t * (1.0 / (m / 127)), "rec": lambda: t * (127.0 / m)}[mode[:3]]()
+    rounded = torch.sign(y) * torch.floor(y.abs().double() + 0.5) if mode == "recip_half_away" else torch.round(y)
+    q, scale = quantize(x, mode)
+    assert (q == rounded.numpy()).all()
+    assert (scale == (m / 127).squeeze(1).numpy()).all()

@@ -1,5 +1,7 @@
 """The stages: relabelling keeps outputs, floors follow the routes, inputs are the same bytes every time."""
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -73,3 +75,56 @@ def test_a_token_is_the_same_in_every_window() -> None:
     one = Case(CaseId(problem_for(stage, QWEN36, 1, {}), Source("x", "L9", 5, 1), 7), Routes(rows[:1]))
     four = Case(CaseId(problem_for(stage, QWEN36, 4, {}), Source("x", "L9", 3, 4), 7), Routes(rows))
     assert (stage.inputs(one)["x"][0] == stage.inputs(four)["x"][2]).all()
+
+
+# ---------------------------------------------------------------- the map that a kernel with atomics may make
+
+
+def accepted(case: Case, permuted: np.ndarray) -> bool:
+    """Whether the stage takes a map for right."""
+    stage = STAGES["moe.route"]
+    inputs = stage.inputs(case)
+    want = stage.oracle(case.problem, inputs)
+    found = stage.canonical(case.problem, inputs, want | {"unpermuted_to_permuted": permuted})
+    return bool((found["unpermuted_to_permuted"] == want["unpermuted_to_permuted"]).all())
+
+
+MAPS = [make_case("moe.route", tokens=8, padding=0.2), make_case("moe.route", tokens=16, padding=0.2, expert_map="ep4:1")]
+
+
+@pytest.mark.parametrize("case", MAPS, ids=["all experts", "one rank's"])
+def test_any_order_inside_an_expert_is_right(case: Case) -> None:
+    """Every expert's rows turned round at once, padding and other ranks' experts left at −1."""
+    want = STAGES["moe.route"].oracle(case.problem, STAGES["moe.route"].inputs(case))
+    offsets = want["offsets"]
+    permuted = want["unpermuted_to_permuted"].copy()
+    for first, end in itertools.pairwise(offsets):
+        mine = (permuted >= first) & (permuted < end)
+        permuted[mine] = first + end - 1 - permuted[mine]
+    assert (permuted != want["unpermuted_to_permuted"]).any()
+    assert accepted(case, permuted)
+
+
+@pytest.mark.parametrize("case", MAPS, ids=["all experts", "one rank's"])
+def test_a_map_that_is_none_is_wrong(case: Case) -> None:
+    """A row used twice, a row of the next expert or of the one before, an id of −1 that got a row, a row past the end."""
+    want = STAGES["moe.route"].oracle(case.problem, STAGES["moe.route"].inputs(case))
+    right, offsets = want["unpermuted_to_permuted"], want["offsets"]
+    busy = np.flatnonzero(np.diff(offsets) > 1)
+    first = int(offsets[busy[1]])
+
+    def changed(at: np.ndarray, to: int) -> np.ndarray:
+        permuted = right.copy()
+        assert at.any()
+        permuted[at] = to
+        return permuted
+
+    assert not accepted(case, changed(right == first + 1, first))  # twice in one expert
+    assert not accepted(case, changed(right == first, int(offsets[busy[1] + 1])))  # the next one's first row
+    assert not accepted(case, changed(right == first, first - 1))  # the last row of the one before
+    assert not accepted(case, changed(right == -1, 0))
+    assert not accepted(case, changed(right == -1, -2))
+    assert not accepted(case, changed(right == right.max(), int(offsets[-1])))
+    swapped = right.copy()  # a bijection still, but not grouped
+    swapped[right == first], swapped[right == first - 1] = first - 1, first
+    assert not accepted(case, swapped)

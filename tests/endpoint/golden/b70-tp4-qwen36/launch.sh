@@ -72,7 +72,7 @@ if ! "$python" -c 'import replay.endpoint.preflight' 2>/dev/null; then
     echo "launch.sh: python: expected one that has b70-replay, got $python" >&2
     exit 5
 fi
-"$python" -m replay.endpoint.preflight "$here" launch 4c326793277a1cc0c2e9f9ddc5b5724a1353c2a62c1ecadaf3c45396296b48fb
+"$python" -m replay.endpoint.preflight "$here" launch 8e36841e80ff0f7a418e092f0ab78858a1db7972efa0a123f47cbdf5a5ba5285
 
 server=
 stop() {

@@ -61,7 +61,7 @@ if ! "$python" -c 'import replay.endpoint.preflight' 2>/dev/null; then
     echo "launch.sh: python: expected one that has b70-replay, got $python" >&2
     exit 5
 fi
-"$python" -m replay.endpoint.preflight "$here" launch f4f93e2e76221c3b7a72c7e1b627afc73e97d8becc11dd07daf3f1fe43053f5f
+"$python" -m replay.endpoint.preflight "$here" launch 9ad88cb9ad77cabce24ea7f8ea0ddaa878862fa411ff2917d45b81c24fa395bf
 
 server=
 stop() {
