@@ -11,7 +11,7 @@ STAMP := $(VENV)/.made-from
 WANT := $(shell cat setup.cfg $(CONSTRAINTS) | sha256sum | cut -c1-16) $(TORCH_INDEX)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv bench-moe bench-peers test fuzz-exact soak-resume isa lint captures bench-self clean
+.PHONY: help venv bench-moe bench-peers test fuzz-exact mutate-oracle soak-resume isa lint captures bench-self clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -41,6 +41,9 @@ isa: venv ## hold every SYCL kernel to the B70's machine code (needs ocloc: OCLO
 
 fuzz-exact: venv ## 1000 random cases a stage through every kernel; about 6 minutes
 	@$(BIN)/python -m tests.fuzz.fuzz_exact $(CASES)
+
+mutate-oracle: venv ## one change at a time in every oracle must turn the suite red; about 6 minutes
+	@$(BIN)/python -m tests.mutation.mutate_oracle
 
 # An environment of its own, since it holds vLLM: see docs/moe.md.
 bench-peers: ## our MoE layers beside vLLM's on a CPU: PEERS_PYTHON=/path/to/python; about a minute

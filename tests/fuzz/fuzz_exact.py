@@ -12,20 +12,20 @@ from replay.devices import Device
 from replay.model import Exact
 from replay.session.arms import Arms
 from replay.stages import STAGES
-from tests.fuzz.strata import check, draw, kernels_of, missing_strata
+from tests.fuzz.strata import Random, check, draw, kernels_of, missing_strata
 
 
 def main(cases: int) -> int:
     """Run and print one line a stage; 1 where a kernel was wrong or a stratum was missed."""
     bad = 0
     for number, stage in enumerate(STAGES):
-        rng = np.random.Generator(np.random.Philox(key=[cases, number]))
+        choices = Random(np.random.Generator(np.random.Philox(key=[cases, number])))
         seen: Counter[str] = Counter()
         kernels = kernels_of(stage)
         for index in range(cases):
             if index % 100 == 0:
                 arms = Arms(Device("cpu"))  # tables of a hundred geometries are enough to keep
-            drawn = draw(rng, stage)
+            drawn = draw(choices, stage)
             seen.update(drawn.strata)
             for kernel in kernels:
                 outcome = check(arms, kernel, drawn)

@@ -1,8 +1,9 @@
 """Random MoE cases in named strata, so that a count can say what was covered."""
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 import numpy as np
@@ -16,11 +17,14 @@ from replay.session.child import judged_calls
 from replay.stages import STAGES, problem_for
 from tests.conftest import SMALL
 
+T = TypeVar("T")
+
 SIZES = {
     "hidden": (32, 64, 96, 100, 160, 257, 320),
     "inter": (8, 20, 33, 40, 64, 88, 128),
     "experts": (1, 2, 5, 8, 16, 31, 64, 256, 1024),
 }
+PADDING = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.3, 0.3, 0.3, 1.0)
 TOKENS = (1, 2, 3, 8, 17, 32, 64)
 VALUES = ("normal", "zero rows", "tiny", "huge", "one outlier")
 WANTED = (
@@ -37,6 +41,38 @@ WANTED = (
 )
 
 
+class Choices(Protocol):
+    """Where choices come from: numpy's random numbers for a fuzz of thousands, hypothesis for cases that shrink."""
+
+    def pick(self, values: Sequence[T]) -> T:
+        """One of the values."""
+
+    def integer(self, low: int, high: int) -> int:
+        """A number from low to high, both included."""
+
+    def chance(self, share: float) -> bool:
+        """True in about this share of draws."""
+
+
+class Random:
+    """Choices of a numpy generator."""
+
+    def __init__(self, rng: np.random.Generator) -> None:
+        self.rng = rng
+
+    def pick(self, values: Sequence[T]) -> T:
+        """One of the values, each as likely."""
+        return values[int(self.rng.integers(len(values)))]
+
+    def integer(self, low: int, high: int) -> int:
+        """Uniform."""
+        return int(self.rng.integers(low, high + 1))
+
+    def chance(self, share: float) -> bool:
+        """As told."""
+        return bool(self.rng.random() < share)
+
+
 @dataclass(frozen=True)
 class Drawn:
     """A case, the special values its activations hold, and the strata it belongs to."""
@@ -46,23 +82,25 @@ class Drawn:
     strata: frozenset[str]
 
 
-def draw(rng: np.random.Generator, stage: str) -> Drawn:
+def draw(choices: Choices, stage: str) -> Drawn:
     """One random case of a stage; weight tables stay below 32 MB."""
-    g = {name: int(rng.choice(sizes)) for name, sizes in SIZES.items()}
+    g = {name: choices.pick(sizes) for name, sizes in SIZES.items()}
     if g["experts"] * g["hidden"] * g["inter"] * 3 > 32 << 20:
         g["hidden"], g["inter"] = 64, 20
-    top_k = int(rng.integers(1, min(16, g["experts"]) + 1))
-    top_k = min(16, g["experts"]) if rng.random() < 0.2 else top_k
-    tokens = int(rng.choice(TOKENS))
+    most = min(16, g["experts"])
+    top_k = most if choices.chance(0.2) else choices.integer(1, most)
+    tokens = choices.pick(TOKENS)
     geometry = msgspec.structs.replace(SMALL, top_k=top_k, **g)
-    padding = float(rng.choice([0.0, 0.0, 0.3, 1.0], p=[0.4, 0.2, 0.3, 0.1]))
-    alike = rng.random() < 0.15
+    padding = choices.pick(PADDING)
+    alike = choices.chance(0.15)
+    seed = choices.integer(0, (1 << 30) - 1)
+    rng = np.random.Generator(np.random.Philox(key=seed))
     first = rng.choice(g["experts"], top_k, replace=False)
     rows = [first if alike else rng.choice(g["experts"], top_k, replace=False) for _ in range(tokens)]
     routes = Routes(tuple(tuple(-1 if rng.random() < padding else int(e) for e in row) for row in rows))
-    modes = {name: str(rng.choice(_named(name, values, g))) for name, values in STAGES[stage].modes.items()}
+    modes = {name: choices.pick(_named(name, values, g)) for name, values in STAGES[stage].modes.items()}
     problem = problem_for(STAGES[stage], geometry, tokens, modes)
-    values = str(rng.choice(VALUES))
+    values = choices.pick(VALUES)
     used = {e for row in routes.topk_ids for e in row if e >= 0}
     parametric = any(":" in v for v in modes.values())
     strata = {
@@ -71,7 +109,7 @@ def draw(rng: np.random.Generator, stage: str) -> Drawn:
         "1024 experts": g["experts"] == 1024, f"{tokens} tokens": True, "parametric mode": parametric,
         values: stage not in ("moe.route", "moe.remap"),
     }  # fmt: skip
-    case = Case(CaseId(problem, Source("fuzz", "L0", 0, tokens), int(rng.integers(1 << 30))), routes)
+    case = Case(CaseId(problem, Source("fuzz", "L0", 0, tokens), seed), routes)
     return Drawn(case, values, frozenset(name for name, holds in strata.items() if holds))
 
 

@@ -10,16 +10,16 @@ from replay.model import Case
 from replay.oracle.arith import rn_bf16
 from replay.session.arms import Arms
 from tests.conftest import SMALL, make_case
-from tests.fuzz.strata import draw, special
+from tests.fuzz.strata import Random, draw, special
 
 Chosen = Iterator[tuple[Case, dict[str, Any]]]
 
 
 def chosen(arms: Arms, stage: str, count: int) -> Chosen:
     """(case, inputs) of one stage; the arms are left at the case, so that its kernels can be run."""
-    rng = np.random.Generator(np.random.Philox(key=[5, sum(map(ord, stage))]))
+    choices = Random(np.random.Generator(np.random.Philox(key=[5, sum(map(ord, stage))])))
     for _ in range(count):
-        drawn = draw(rng, stage)
+        drawn = draw(choices, stage)
         yield drawn.case, special(arms.begin(drawn.case), drawn.values)
     yield from _edges(arms, stage)
 

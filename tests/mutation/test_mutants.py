@@ -1,0 +1,75 @@
+"""The mutants: each changes one thing and can be put into force; the list of equivalent ones holds nothing else."""
+
+import os
+import tomllib
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from replay.oracle import arith, moe, quant
+from tests.mutation.mutants import Mutant, mutants
+from tests.mutation.mutate_oracle import LISTED
+
+ALL = list(mutants())
+BY_NAME = {str(m): apply for m, apply in ALL}
+
+
+def test_there_are_mutants_of_every_oracle() -> None:
+    """Hundreds, each under a name of its own, and every function of the oracles has some."""
+    assert len(BY_NAME) == len(ALL) > 300
+    functions = {(m.module, m.function) for m, _ in ALL}
+    for module in (arith, quant, moe):
+        for name, thing in vars(module).items():
+            if callable(thing) and getattr(thing, "__module__", "") == module.__name__ and name not in WITHOUT:
+                assert (module.__name__, name) in functions, name
+
+
+# What they do is only to call others, and those have their mutants.
+WITHOUT = {"ExpertRows", "LayerWeights", "middle", "layer"}
+
+
+def test_every_listed_mutant_exists_and_has_a_proof() -> None:
+    """A proof of a mutant that is no more proves nothing."""
+    listed = tomllib.loads(LISTED.read_text())
+    assert listed
+    assert set(listed) <= set(BY_NAME)
+    assert all(len(proof.split()) >= 5 for proof in listed.values())
+
+
+def in_a_fork(mutant: str, differs: Callable[[], bool]) -> bool:
+    """Whether something differs with a mutant in force; the mutant dies with the fork."""
+    child = os.fork()
+    if child == 0:
+        try:
+            BY_NAME[mutant]()
+            os._exit(1 if differs() else 0)
+        except BaseException:
+            os._exit(2)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
+
+
+X = np.random.default_rng(1).standard_normal((64, 512)).astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    ("mutant", "value"),
+    [
+        ("oracle.quant.LIMIT: np.float32(127.0) → np.float32(127.00001)", lambda: quant.quantize(X, "recip_half_away")[1]),
+        ("oracle.arith.rn_bf16: 32767 → 32768", lambda: arith.rn_bf16(X)),
+        ("oracle.arith.round_half_away: 0.5 → 0.5000000596046448", lambda: arith.round_half_away(X * np.float32(3))),
+    ],
+)
+def test_a_mutant_is_in_force_for_whoever_imported_the_function(mutant: str, value: Callable[[], np.ndarray]) -> None:
+    """In the fork the value is another, behind it the same as before."""
+    if mutant not in BY_NAME:
+        pytest.fail(f"no such mutant among {[n for n in BY_NAME if n.startswith(mutant.partition(':')[0])]}")
+    before = value().copy()
+    shifted = in_a_fork(mutant, lambda: value().tobytes() != before.tobytes())
+    assert shifted == (mutant != "oracle.arith.round_half_away: 0.5 → 0.5000000596046448")
+    assert (value() == before).all()
+
+
+def test_a_mutant_says_what_it_was() -> None:
+    """Function, before, after, and which of equal places."""
+    assert str(Mutant("replay.oracle.moe", "route", "1", "2", 1)) == "oracle.moe.route: 1 → 2 #1"
