@@ -59,8 +59,8 @@ def strided32_tree(terms: F32) -> F32:
         for first in range(0, depth, 32):
             lanes = lanes + padded[:, first : first + 32]
         for half in (16, 8, 4, 2, 1):
-            lanes = lanes[:, :half] + lanes[:, half : 2 * half]
-    return lanes[:, 0]
+            lanes = lanes[:, :half] + lanes[:, half:]
+    return lanes.ravel()
 
 
 def round_half_away(x: F32) -> F32:

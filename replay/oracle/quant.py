@@ -18,8 +18,9 @@ def quantize(x: F32, mode: str) -> tuple[I8, F32]:
     name, _, group = mode.partition(":")
     if name == "group_trunc":
         rows, width = x.shape
-        q, scale = _rows(x.reshape(-1, int(group)), name)
-        return q.reshape(rows, width), scale.reshape(rows, width // int(group))
+        groups = width // int(group)
+        q, scale = _rows(x.reshape(rows * groups, int(group)), name)
+        return q.reshape(rows, width), scale.reshape(rows, groups)
     return _rows(x, name)
 
 

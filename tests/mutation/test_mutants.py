@@ -57,16 +57,12 @@ X = np.random.default_rng(1).standard_normal((64, 512)).astype(np.float32)
     [
         ("oracle.quant.LIMIT: np.float32(127.0) → np.float32(127.00001)", lambda: quant.quantize(X, "recip_half_away")[1]),
         ("oracle.arith.rn_bf16: 32767 → 32768", lambda: arith.rn_bf16(X)),
-        ("oracle.arith.round_half_away: 0.5 → 0.5000000596046448", lambda: arith.round_half_away(X * np.float32(3))),
     ],
 )
 def test_a_mutant_is_in_force_for_whoever_imported_the_function(mutant: str, value: Callable[[], np.ndarray]) -> None:
     """In the fork the value is another, behind it the same as before."""
-    if mutant not in BY_NAME:
-        pytest.fail(f"no such mutant among {[n for n in BY_NAME if n.startswith(mutant.partition(':')[0])]}")
     before = value().copy()
-    shifted = in_a_fork(mutant, lambda: value().tobytes() != before.tobytes())
-    assert shifted == (mutant != "oracle.arith.round_half_away: 0.5 → 0.5000000596046448")
+    assert in_a_fork(mutant, lambda: value().tobytes() != before.tobytes())
     assert (value() == before).all()
 
 

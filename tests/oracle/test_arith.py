@@ -4,6 +4,7 @@ import math
 from fractions import Fraction
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -74,6 +75,14 @@ def test_fma_where_two_roundings_go_wrong() -> None:
             exact = Fraction(x) * Fraction(y) + Fraction(z)
             half = Fraction(float(np.spacing(np.float32(abs(found))))) / 2
             assert abs(Fraction(found) - exact) < half, (x, y, z)
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_fma_of_a_small_product(sign: int) -> None:
+    """The product lies 2^-70 below half a step of c, so the sum is c: the f64 sum is a tie, which half of all c lose."""
+    a, b = np.float32(2.0**-24 * (1 + 2.0**-23)), np.float32(1 - 2.0**-23)
+    c = (1 + np.arange(64) * 2.0**-23).astype(np.float32) * np.float32(sign)
+    assert (fma(np.full(64, a * np.float32(sign)), np.full(64, b), c) == c).all()
 
 
 def test_fma_of_what_is_not_finite() -> None:

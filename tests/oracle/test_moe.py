@@ -42,11 +42,11 @@ def test_route_under_an_expert_map_uses_local_ids() -> None:
 
 
 def test_int8_matmul_is_exact_at_the_extremes() -> None:
-    """−128·−128 over K = 7168, far past 2^24, and 127·127, whose sums are odd there."""
+    """−128·−128 over K = 7168, far past 2^24, and large codes whose sums are odd there."""
     a = np.full((2, 7168), -128, np.int8)
-    a[1] = 127
-    b = np.full((7168, 3), -128, np.int8)
-    b[:, 1], b[:, 2] = np.random.default_rng(0).integers(-128, 128, 7168), 127
+    rng = np.random.default_rng(0)
+    a[1], b = rng.integers(100, 128, 7168), np.full((7168, 66), -128, np.int8)
+    b[:, 1], b[:, 2:] = rng.integers(-128, 128, 7168), rng.integers(100, 128, (7168, 64))
     want = a.astype(np.int64) @ b.astype(np.int64)
     got = moe.int8_matmul(a, b)
     assert got.dtype == np.int32

@@ -89,10 +89,11 @@ def accepted(case: Case, permuted: np.ndarray) -> bool:
     return bool((found["unpermuted_to_permuted"] == want["unpermuted_to_permuted"]).all())
 
 
-MAPS = [make_case("moe.route", tokens=8, padding=0.2), make_case("moe.route", tokens=16, padding=0.2, expert_map="ep4:1")]
+RANKS = ("off", "ep4:0", "ep4:1", "ep4:3")
+MAPS = [make_case("moe.route", tokens=24, padding=0.2, expert_map=rank) for rank in RANKS]
 
 
-@pytest.mark.parametrize("case", MAPS, ids=["all experts", "one rank's"])
+@pytest.mark.parametrize("case", MAPS, ids=RANKS)
 def test_any_order_inside_an_expert_is_right(case: Case) -> None:
     """Every expert's rows turned round at once, padding and other ranks' experts left at −1."""
     want = STAGES["moe.route"].oracle(case.problem, STAGES["moe.route"].inputs(case))
@@ -105,7 +106,7 @@ def test_any_order_inside_an_expert_is_right(case: Case) -> None:
     assert accepted(case, permuted)
 
 
-@pytest.mark.parametrize("case", MAPS, ids=["all experts", "one rank's"])
+@pytest.mark.parametrize("case", MAPS, ids=RANKS)
 def test_a_map_that_is_none_is_wrong(case: Case) -> None:
     """A row used twice, a row of the next expert or of the one before, an id of −1 that got a row, a row past the end."""
     want = STAGES["moe.route"].oracle(case.problem, STAGES["moe.route"].inputs(case))
