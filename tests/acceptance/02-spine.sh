@@ -1,17 +1,17 @@
 #!/usr/bin/env bash
-# The spine, as its users type it: four cases of the shipped capture and, where it is beside the checkout, two of the lab's,
+# The spine, as its users type it: two cases of the shipped capture and, where it is beside the checkout, two of the lab's,
 # instead of sixteen, so that the whole stays short; the full commands end within three minutes too.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/../.." && pwd)
 out=$(mktemp -d)
-trap 'rm -rf "$out"' EXIT
+trap 'code=$?; [ $code -eq 0 ] || tail -n 40 "$out"/*.txt; rm -rf "$out"; exit $code' EXIT
 cd "$root"
 
 say() { echo "   $*"; }
 
 # make bench-moe ends within 3 minutes, every line BITWISE, with times and floors; it is replaying within 3 s.
 begin=$SECONDS
-make -s bench-moe ARGS="--max-cases 4 --repeats 4 -o $out/moe" >"$out/moe.txt" &
+make -s bench-moe ARGS="--max-cases 2 --repeats 4 -o $out/moe" >"$out/moe.txt" &
 run=$!
 until grep -qs '"record":"judged"' "$out/moe/run.jsonl" || ! kill -0 $run 2>/dev/null; do sleep 0.1; done
 first=$((SECONDS - begin))
@@ -27,7 +27,7 @@ say "bench-moe: $lines lines BITWISE in $((SECONDS - begin)) s, replaying after 
 lab=../shared/captures/lab/qwen36-routecapture6-rank0-layers9-14.jsonl
 if [ -f "$lab" ]; then
     begin=$SECONDS
-    b70-replay --route-jsonl "$lab" --route-layer-regex 'layers\.9\.' --route-start-indices 0:64:32 --repeats 4 -o "$out/lab" >"$out/lab.txt"
+    b70-replay --route-jsonl "$lab" --route-layer-regex 'layers\.9\.' --route-start-indices 0:64:32 --repeats 4 --blocks 10 -o "$out/lab" >"$out/lab.txt"
     [ $((SECONDS - begin)) -le 180 ]
     lines=$(grep -cE '^(eager|sycl):' "$out/lab.txt")
     [ "$(grep -cE '^(eager|sycl):.* BITWISE +[0-9.]+ \[' "$out/lab.txt")" -eq "$lines" ]

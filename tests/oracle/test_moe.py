@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+import torch
 
 from replay.oracle import moe
 from replay.oracle.arith import bf16_to_f32, rn_bf16
@@ -87,6 +88,22 @@ def test_combine_fma_flips_some_outputs() -> None:
     w = rng.dirichlet(np.ones(8), 64).astype(np.float32)
     differ = np.count_nonzero(moe.combine(y, permuted, w, "off") != moe.combine(y, permuted, w, "chain"))
     assert 0 < differ < 131072 * 1e-3
+
+
+def test_combine_rounds_every_step_to_f32() -> None:
+    """Against torch, an operation at a time: a sum in f64 would show in a few of 10^5 outputs."""
+    rng = np.random.default_rng(12)
+    y = rn_bf16(rng.standard_normal((512, 2048), np.float32))
+    permuted = np.arange(512, dtype=np.int32).reshape(64, 8)
+    w = rng.dirichlet(np.ones(8), 64).astype(np.float32)
+    rows, weights = torch.from_numpy(bf16_to_f32(y)).reshape(64, 8, 2048), torch.from_numpy(w)
+    total, wide = torch.zeros(64, 2048), torch.zeros(64, 2048, dtype=torch.float64)
+    for j in range(8):
+        total = total + rows[:, j] * weights[:, j, None]
+        wide = wide + rows[:, j].double() * weights[:, j, None].double()
+    out = moe.combine(y, permuted, w, "off")
+    assert (out == total.bfloat16().view(torch.uint16).numpy()).all()
+    assert (out != wide.float().bfloat16().view(torch.uint16).numpy()).any()
 
 
 def test_zero_row_groups_anywhere() -> None:
