@@ -3,7 +3,7 @@
 set -euo pipefail
 root=$(cd "$(dirname "$0")/../.." && pwd)
 out=$(mktemp -d)
-trap 'code=$?; [ $code -eq 0 ] || tail -n 40 "$out"/*.txt; rm -rf "$out"; exit $code' EXIT
+trap '[ $? -eq 0 ] || tail -n 40 "$out"/*.txt; rm -rf "$out"' EXIT
 cd "$root"
 
 say() { echo "   $*"; }

@@ -2,9 +2,8 @@
 # Exactness that cannot be fooled, as its users meet it: one run in which a kernel crashes, one hangs and one lies, and four
 # honest ones get their verdicts all the same; a device that can say whether it computes; a case that is an edge, tagged so.
 set -euo pipefail
-root=$(cd "$(dirname "$0")/../.." && pwd)
 out=$(mktemp -d)
-trap 'code=$?; [ $code -eq 0 ] || tail -n 40 "$out"/*.txt; rm -rf "$out"; exit $code' EXIT
+trap '[ $? -eq 0 ] || tail -n 40 "$out"/*.txt; rm -rf "$out"' EXIT
 cd "$out"
 
 say() { echo "   $*"; }
