@@ -343,10 +343,12 @@ class Timing(Value, frozen=True):
 
 
 class Effect(Value, frozen=True):
-    """log(arm / baseline) as a share: −0.5 is half the time; ``ratio`` with its 95 % and ``ratio90`` its 90 % interval.
+    """log(arm / baseline) as a share: −0.5 is half the time; ``ratio`` with its interval at ``confidence``, ``ratio90`` with
+    that at 90 %.
 
-    ``mde`` is the minimum detectable effect, a share found with power 0.9. ``needed`` counts the processes that would
-    decide (None where one process tells no spread, or no number up to a thousand would).
+    ``confidence`` is 0.95, or more where the claim has several shapes; ``p`` is two-sided, of no effect, unadjusted.
+    ``mde`` is the minimum detectable effect, a share found with power 0.9. ``needed`` counts the processes that would decide
+    (None where one process tells no spread, or no number up to a thousand would).
     """
 
     ratio: Interval
@@ -354,6 +356,8 @@ class Effect(Value, frozen=True):
     mde: float
     processes: int
     needed: int | None = None
+    p: float = 1.0
+    confidence: float = 0.95
 
 
 class Comparison(Value, frozen=True):

@@ -73,7 +73,7 @@ def test_the_outside_kernel_is_caught(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(outside_kernel())
     base = (
         "run", "--capture", "qwen36-generated", "--stage", "moe.quantize", "--route-layer-regex", r"layers\.9\.", "--max-cases", 1,
-        "--route-window-size", 16, "--load", "mine.py", "--kernel", "mine:*", "--kernel", "eager:*", "--blocks", 5,
+        "--route-window-size", 16, "--load", "mine.py", "--kernel", "mine:*", "--kernel", "eager:*", "--quick", "--blocks", 5,
     )  # fmt: skip
     wrong = cli(*base)
     assert wrong.returncode == 1

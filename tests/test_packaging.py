@@ -15,7 +15,7 @@ from tests.conftest import ROOT
 
 RUN = (
     "run", "--capture", "qwen36-generated", "--stage", "moe.gemm1", "--route-layer-regex", r"layers\.9\.", "--max-cases", "1",
-    "--kernel", "eager:*", "--kernel", "sycl:*:rows", "--blocks", "5", "--repeats", "2", "-o", "run",
+    "--kernel", "eager:*", "--kernel", "sycl:*:rows", "--quick", "--blocks", "5", "--repeats", "2", "-o", "run",
 )  # fmt: skip
 
 

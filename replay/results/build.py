@@ -1,7 +1,8 @@
 """From the records of a journal to a result document. Pure but for the journal's own sha256."""
 
+import functools
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from replay.model import NULL, Ceilings, Comparison, Effect, Exact, Floor, Interval, NotRun, Row, Value, Verdict
@@ -95,14 +96,26 @@ class _Findings:
                 if (key, kernel.id) in seen.judged:
                     claim = (c.problem.stage, str(c.problem.geometry), c.source.capture, c.source.rows, modes, kernel.id)
                     cases.setdefault(claim, []).append(key)
+        self.cases = cases
         self.claims = {claim: self._rows(claim, keys) for claim, keys in cases.items()}
 
     def _rows(self, claim: Claim, cases: list[str]) -> list[Row]:
-        null = self._effect(cases, self.plan.baseline_of(claim[0]) + NULL, claim[0])
+        null = self._effect(cases, self.plan.baseline_of(claim[0]) + NULL, self._shapes(claim))
         return [self._row(case, claim, null) for case in cases]
 
-    def _effect(self, cases: list[str], arm: str, stage: str) -> Effect | None:
-        return estimate.effect(self.seen.samples(cases), arm, self.plan.baseline_of(stage), self.plan.margin)
+    def _shapes(self, claim: Claim) -> tuple[tuple[str, ...], ...]:
+        """The cases of each shape that this kernel is compared on: one line, one shape."""
+        return tuple(tuple(keys) for other, keys in self.cases.items() if (other[0], other[-1]) == (claim[0], claim[-1]))
+
+    def _effect(self, cases: Sequence[str], arm: str, shapes: Iterable[tuple[str, ...]]) -> Effect | None:
+        """An arm's effect on some cases, its interval adjusted for all the shapes that it is claimed on."""
+        found = [e for shape in shapes if (e := self._unadjusted(arm, shape))]
+        return self._unadjusted(arm, tuple(cases), estimate.adjusted_confidence([e.p for e in found]))
+
+    @functools.cache  # noqa: B019  # the cache lives as long as the document is built
+    def _unadjusted(self, arm: str, cases: tuple[str, ...], confidence: float = 1 - estimate.ALPHA) -> Effect | None:
+        baseline = self.plan.baseline_of(cases[0].partition("@")[0])
+        return estimate.effect(self.seen.samples(cases), arm, baseline, self.plan.margin, confidence)
 
     def _row(self, case: str, claim: Claim, null: Effect | None) -> Row:
         stage, kernel = claim[0], claim[-1]
@@ -111,7 +124,8 @@ class _Findings:
         compared = None
         flags = self._flags([case], kernel)
         if isinstance(outcome, Exact) and outcome.timing and kernel != self.plan.baseline_of(stage):
-            effect = self._effect([case], kernel, stage)
+            each = ((key,) for shape in self._shapes(claim) for key in shape)
+            effect = self._effect([case], kernel, each)
             compared = Comparison(self.plan.baseline_of(stage), effect, null) if effect else None
             flags += [] if effect else ["no_baseline"]
         verdict = decide(
@@ -162,7 +176,7 @@ class _Findings:
         told = {reason for r in members if r.verdict for reason in r.verdict.reasons}
         flags = [flag for flag in self._flags(cases, kernel) if flag != "not_stationary"]
         flags += ["no_baseline"] if "no_baseline" in told else []
-        effect = self._effect(cases, kernel, stage) if kernel != baseline else None
+        effect = self._effect(cases, kernel, self._shapes(claim)) if kernel != baseline else None
         null = next((r.comparison.null for r in members if r.comparison), None)
         compared = Comparison(baseline, effect, null) if effect else None
         below = "below_floor" in told

@@ -47,7 +47,7 @@ class Asked:
     modes: Mapping[str, str]
     cache: str = "cold-weights"
     blocks: int = 30
-    processes: int = 1
+    processes: int
     repeats: int = 16
     timeout: int = 120
     margin: float = 0.01

@@ -5,6 +5,7 @@ inside one. A single process has no spread to show, so its interval is that of t
 decides on it is told so.
 """
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,6 +18,7 @@ Values = NDArray[np.float64]
 # process → the samples of each case of a claim
 Processes = Mapping[int, Sequence[Sequence[Sample]]]
 
+ALPHA = 0.05  # the share of false claims that is accepted
 POWER = 0.9
 MOST_PROCESSES = 1000
 
@@ -86,38 +88,81 @@ def log_ratios(samples: Sequence[Sample], arm: str, baseline: str) -> Values:
     return np.log(us_per_call([a for a, _ in pairs]) / us_per_call([b for _, b in pairs])) if pairs else np.empty(0)
 
 
-def effect(processes: Processes, arm: str, baseline: str, margin: float) -> Effect | None:
+def adjusted_confidence(p_values: Sequence[float]) -> float:
+    """The confidence of intervals that exclude zero exactly where the false discovery rate over these shapes allows it.
+
+    With R of m shapes rejected by Benjamini and Hochberg at 5 %, that is 1 − 0.05·R/m (Benjamini and Yekutieli, 2005); with
+    none rejected 1 − 0.05/m.
+    """
+    from scipy.stats import false_discovery_control
+
+    if not p_values:
+        return 1 - ALPHA
+    rejected = int((false_discovery_control(p_values) <= ALPHA).sum())
+    return 1 - ALPHA * max(rejected, 1) / len(p_values)
+
+
+def effect(processes: Processes, arm: str, baseline: str, margin: float, confidence: float = 1 - ALPHA) -> Effect | None:
     """The arm against the baseline over all cases of a claim; None where no block holds both.
 
     Per process the mean over cases of the median over blocks; over processes the mean with a t interval.
     """
-    from scipy.stats import t
-
     found = [[r for case in cases if len(r := log_ratios(case, arm, baseline))] for cases in processes.values()]
     found = [cases for cases in found if cases]
     if not found:
         return None
     if len(found) == 1:
-        pooled = np.concatenate(found[0])
-        wide, narrow = median_interval(pooled), median_interval(pooled, 0.90)
-        detectable = (wide.hi - wide.lo) / 2 * (1 + float(t.ppf(POWER, 1e9)) / float(t.ppf(0.975, 1e9)))
-        return Effect(_shares(wide), _shares(narrow), float(np.expm1(detectable)), 1)
-    medians = np.array([np.mean([np.median(case) for case in cases]) for cases in found])
-    n, spread = len(medians), float(medians.std(ddof=1))
-    detectable = float(t.ppf(0.975, n - 1) + t.ppf(POWER, n - 1)) * spread / n**0.5
-    needed = processes_needed(float(medians.mean()), spread, margin)
-    wide, narrow = mean_interval(medians), mean_interval(medians, 0.90)
-    return Effect(_shares(wide), _shares(narrow), float(np.expm1(detectable)), n, needed)
+        return _of_one_process(np.concatenate(found[0]), confidence)
+    return of_processes(np.array([np.mean([np.median(case) for case in cases]) for cases in found]), margin, confidence)
 
 
-def processes_needed(mean: float, spread: float, margin: float) -> int | None:
+def _of_one_process(ratios: Values, confidence: float) -> Effect:
+    """The effect that one process shows: the median over its blocks, with an interval of that median alone."""
+    from scipy.stats import norm, quantile_test
+
+    wide, narrow = median_interval(ratios, confidence), median_interval(ratios, 0.90)
+    detectable = (wide.hi - wide.lo) / 2 * (1 + float(norm.ppf(POWER)) / float(norm.ppf((1 + confidence) / 2)))
+    p = float(quantile_test(ratios, q=0, p=0.5).pvalue)
+    return Effect(_shares(wide), _shares(narrow), float(np.expm1(detectable)), 1, p=p, confidence=confidence)
+
+
+def of_processes(medians: Values, margin: float, confidence: float = 1 - ALPHA) -> Effect:
+    """The effect that two or more processes show, from the log ratio of each."""
+    from scipy.stats import ttest_1samp
+
+    n, mean, spread = len(medians), float(medians.mean()), float(medians.std(ddof=1))
+    found: Any = ttest_1samp(medians, 0)
+
+    def at(level: float) -> Interval:
+        if not np.ptp(medians):
+            return _shares(Interval(mean, mean, mean))
+        interval = found.confidence_interval(level)
+        return _shares(Interval(mean, float(interval.low), float(interval.high)))
+
+    reach = _critical((1 + confidence) / 2)[n] + _critical(POWER)[n]
+    detectable = float(np.expm1(reach * spread / n**0.5))
+    needed = processes_needed(mean, spread, margin, confidence)
+    p = float(found.pvalue) if np.ptp(medians) else float(mean == 0)
+    return Effect(at(confidence), at(0.90), detectable, n, needed, p, confidence)
+
+
+def processes_needed(mean: float, spread: float, margin: float, confidence: float = 1 - ALPHA) -> int | None:
     """The least number of processes of that spread whose interval excludes zero, or lies inside the margin."""
+    counts = np.arange(MOST_PROCESSES + 1)
+    reach = spread / np.sqrt(np.maximum(counts, 1))
+    apart = _critical((1 + confidence) / 2) * reach < abs(mean)
+    same = abs(mean) + _critical(0.95) * reach < np.log1p(margin)
+    decided = (apart | same) & (counts > 1)
+    return int(counts[decided][0]) if decided.any() else None
+
+
+@functools.cache
+def _critical(probability: float) -> Values:
+    """Student's t by the number of processes: entry n is that of n − 1 degrees of freedom; NaN below two."""
     from scipy.stats import t
 
-    counts = np.arange(2, MOST_PROCESSES + 1)
-    reach = spread / np.sqrt(counts)
-    decided = (t.ppf(0.975, counts - 1) * reach < abs(mean)) | (abs(mean) + t.ppf(0.95, counts - 1) * reach < np.log1p(margin))
-    return int(counts[decided][0]) if decided.any() else None
+    values: Values = np.asarray(t.ppf(probability, np.arange(MOST_PROCESSES + 1) - 1.0))
+    return values
 
 
 def _shares(logs: Interval) -> Interval:

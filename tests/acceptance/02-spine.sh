@@ -27,7 +27,7 @@ say "bench-moe: $lines lines BITWISE in $((SECONDS - begin)) s, replaying after 
 lab=../shared/captures/lab/qwen36-routecapture6-rank0-layers9-14.jsonl
 if [ -f "$lab" ]; then
     begin=$SECONDS
-    b70-replay --route-jsonl "$lab" --route-layer-regex 'layers\.9\.' --route-start-indices 0:64:32 --repeats 4 --blocks 10 -o "$out/lab" >"$out/lab.txt"
+    b70-replay --route-jsonl "$lab" --route-layer-regex 'layers\.9\.' --route-start-indices 0:64:32 --repeats 4 --quick --blocks 10 -o "$out/lab" >"$out/lab.txt"
     [ $((SECONDS - begin)) -le 180 ]
     lines=$(grep -cE '^(eager|sycl):' "$out/lab.txt")
     [ "$(grep -cE '^(eager|sycl):.* BITWISE +[0-9.]+ \[' "$out/lab.txt")" -eq "$lines" ]

@@ -42,7 +42,7 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("cheats")
     command = [
         sys.executable, "-m", "replay", "run", "--capture", "qwen36-generated", "--route-layer-regex", r"\.9\.", "--max-cases",
-        "1", "--stage", "moe.route", "--stage", "moe.combine", "--load", str(CHEATS), "--kernel", "cheat:*", "--blocks", "20",
+        "1", "--stage", "moe.route", "--stage", "moe.combine", "--load", str(CHEATS), "--kernel", "cheat:*", "--quick", "--blocks", "20",
         *(word for kernel in HONEST for word in ("--kernel", kernel)), "-o", "run",
     ]  # fmt: skip
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)

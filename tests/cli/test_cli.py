@@ -123,7 +123,7 @@ def test_inspect_prints_the_labs_figures(cli: Cli) -> None:
 def test_a_run_keeps_its_documents(cli: Cli, tmp_path: Path) -> None:
     """run.jsonl, result.json and result.md; the geometry of the manifest; no --route-jsonl command word needed."""
     select = ("--kernel", "eager:moe.remap", "--stage", "moe.remap", "--route-start-indices", "0", "--route-window-size", "2")
-    done = cli(*CAPTURE, *select, "--blocks", 5, "-o", "run")
+    done = cli(*CAPTURE, *select, "--quick", "--blocks", 5, "-o", "run")
     assert done.returncode == 0, done.stderr
     assert {p.name for p in (tmp_path / "run").iterdir()} == {"run.jsonl", "result.json", "result.md"}
     result = json.loads((tmp_path / "run" / "result.json").read_text())

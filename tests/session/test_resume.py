@@ -76,7 +76,7 @@ def test_killed_at_many_moments(cli: Cli, tmp_path: Path) -> None:
 
 def test_a_finished_run_resumes_to_itself(cli: Cli, tmp_path: Path) -> None:
     """Nothing is done twice: the journal does not grow, and the table is printed again."""
-    first = cli(*RUN[:7], "--stage", "moe.route", "--blocks", "5", "-o", "done")
+    first = cli(*RUN[:7], "--stage", "moe.route", "--quick", "--blocks", "5", "-o", "done")
     assert first.returncode == 0, first.stderr
     size = (tmp_path / "done" / j.NAME).stat().st_size
     again = cli("run", "--resume", "done")
@@ -92,7 +92,7 @@ def test_resume_refuses_another_identity(cli: Cli, tmp_path: Path) -> None:
         "from replay.model import Kernel\nfrom replay.kernels.eager import prepare_route\n"
         "KERNELS = [Kernel(id='mine:moe.route', prepare=':prepare_route')]\n"
     )
-    done = cli(*RUN[:7], "--stage", "moe.route", "--kernel", "mine:*", "--load", kernel, "--blocks", "5", "-o", "run")
+    done = cli(*RUN[:7], "--stage", "moe.route", "--kernel", "mine:*", "--load", kernel, "--quick", "--blocks", "5", "-o", "run")
     assert done.returncode == 0, done.stderr
     kernel.write_text(kernel.read_text() + "# rebuilt\n")
     again = cli("run", "--resume", "run")

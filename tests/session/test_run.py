@@ -128,7 +128,7 @@ def test_every_kernel_gets_its_own_answer(cli: Cli, tmp_path: Path, kernels: Pat
     """Crashes, exceptions, no-ops and late faults are each charged to their kernel; the right ones get their times."""
     done = cli(
         "run", "--capture", "qwen36-generated", "--stage", "moe.route", "--max-cases", 1, "--route-layer-regex", r"\.9\.",
-        "--kernel", "mine:*", "--baseline", "eager:moe.route", "--load", kernels, "--blocks", 5, "-o", "run",
+        "--kernel", "mine:*", "--baseline", "eager:moe.route", "--load", kernels, "--quick", "--blocks", 5, "-o", "run",
     )  # fmt: skip
     assert done.returncode == 1, done.stderr
     rows = {r["kernel"].rpartition(":")[2]: r for r in json.loads((tmp_path / "run" / "result.json").read_text())["rows"]}
@@ -159,7 +159,7 @@ def test_a_lost_device_costs_one_case(cli: Cli, tmp_path: Path, kernels: Path) -
     """The case it was lost in says so; the next ones run, in another process, once the device is seen to compute."""
     done = cli(
         "run", "--capture", "qwen36-generated", "--stage", "moe.route", "--max-cases", 4, "--route-layer-regex", r"\.9\.",
-        "--kernel", "mine:*:loses_once", "--kernel", "eager:*", "--load", kernels, "--blocks", 5, "-o", "run",
+        "--kernel", "mine:*:loses_once", "--kernel", "eager:*", "--load", kernels, "--quick", "--blocks", 5, "-o", "run",
     )  # fmt: skip
     assert done.returncode == 1, done.stderr
     rows = json.loads((tmp_path / "run" / "result.json").read_text())["rows"]
@@ -194,7 +194,7 @@ def test_naming_an_unavailable_kernel_is_refused(cli: Cli, kernels: Path) -> Non
 def test_requirements(cli: Cli, tmp_path: Path, kernels: Path) -> None:
     """--require faster and floor:X end with 3 or 4 where they are not met."""
     three = ("--kernel", "eager:*", "--kernel", "mine:*:right", "--kernel", "mine:*:needy")
-    done = cli(*ONE_CASE, *three, "--load", kernels, "--blocks", 5, "--require", "exact", "-o", "run")
+    done = cli(*ONE_CASE, *three, "--load", kernels, "--quick", "--blocks", 5, "--require", "exact", "-o", "run")
     assert done.returncode == 0, done.stderr
     records = journal.read(tmp_path / "run" / journal.NAME)
     plan, result = Seen(records).plan, build(records, "")

@@ -63,7 +63,7 @@ def test_a_device_that_fails_gets_no_claim_that_rests_on_it(tmp_path: Path) -> N
     """Division is wrong: what divides is MISTRUSTED and not timed, what does not divide is judged as ever."""
     stages = ("moe.quantize", "moe.remap")
     asked = Asked(capture="qwen36-generated", route_start_indices="0", route_layer_regex=r"\.9\.", stages=stages,
-                  kernels=("eager:*",), blocks=5, repeats=2, modes={})  # fmt: skip
+                  kernels=("eager:*",), blocks=5, processes=1, repeats=2, modes={})  # fmt: skip
     plan = make_plan(asked)
     folder, records, journal = begin(plan, tmp_path / "run", [])
     division = Finding("division", "division rounds correctly", 100, 3)
