@@ -112,6 +112,8 @@ def preset(name: str, tp: int) -> Geometry:
 
 Layout = Literal["contiguous", "strided"]
 LAYOUTS: tuple[Layout, ...] = ("contiguous", "strided")
+# What a device can be asked: session/selftest.py.
+SELFTESTS = ("division", "square_root", "contraction", "bf16", "gates", "sub_groups", "matrix")
 
 
 class Problem(Value, frozen=True):
@@ -154,7 +156,7 @@ class Routes(Value, frozen=True):
 
 
 class CaseId(Value, frozen=True):
-    """``moe.layer@qwen36:tp4/lab6/L9/r0+1;quant=recip_half_away#7``: prints and parses symmetrically."""
+    """``moe.layer@qwen36:tp4/lab6/L9/r0+1;quant=recip_half_away#7``: prints and parses symmetrically, inputs contiguous."""
 
     problem: Problem
     source: Source
@@ -181,34 +183,33 @@ class CaseId(Value, frozen=True):
         return cls(problem, Source(match["capture"], match["layer"], int(match["start"]), rows), int(match["seed"]))
 
 
+Twin = Literal["second", "strided", "strided second"]
+TWINS: tuple[Twin, ...] = ("second", "strided", "strided second")
+
+
 class Case(Value, frozen=True):
     """One replayed problem together with its captured rows, so that a child process needs no capture file.
 
     Its twins have the same weights. ``second``: other bytes, activations of another seed and each token's slots in reverse
-    order; a kernel that answers it with the first case's output has remembered, not computed. ``strided``: equal bytes
-    in strided inputs, so the first case's output is right.
+    order; a kernel that answers it with the first case's output has remembered, not computed. ``strided``: the bytes of
+    either in strided inputs.
     """
 
     id: CaseId
     routes: Routes
-    twin: Literal["", "second", "strided"] = ""
+    twin: Twin | Literal[""] = ""
 
     @property
     def problem(self) -> Problem:
         """Shapes, modes and layout."""
-        return msgspec.structs.replace(self.id.problem, layout="strided") if self.twin == "strided" else self.id.problem
-
-    @property
-    def degenerate(self) -> bool:
-        """Whether this is an edge that may legitimately leave outputs where they are: a token without any expert."""
-        return any(max(row) < 0 for row in self.routes.topk_ids)
+        return msgspec.structs.replace(self.id.problem, layout="strided") if "strided" in self.twin else self.id.problem
 
     @property
     def bytes_of(self) -> Literal["", "second"]:
-        """Which bytes it holds: strided inputs have those of the case itself."""
-        return "second" if self.twin == "second" else ""
+        """Which bytes it holds: the case's own, or the other ones."""
+        return "second" if "second" in self.twin else ""
 
-    def twinned(self, twin: Literal["second", "strided"]) -> "Case":
+    def twinned(self, twin: Twin) -> "Case":
         """One of its twins."""
         return msgspec.structs.replace(self, twin=twin)
 
@@ -387,10 +388,14 @@ class Prepack(Value, frozen=True):
     table_bytes: int
 
 
+Grade = Literal["BITWISE", "TIE_EQUIVALENT", "WITHIN_ULP"]
+GRADES: tuple[Grade, ...] = ("BITWISE", "TIE_EQUIVALENT", "WITHIN_ULP")  # the best first
+
+
 class Exact(Value, frozen=True, tag="exact", tag_field="kind"):
     """A green row: the only kind that can hold a time. ``detail`` says what a grade below BITWISE consists in."""
 
-    grade: Literal["BITWISE", "TIE_EQUIVALENT", "WITHIN_ULP"]
+    grade: Grade
     repeats: int
     timing: Timing | None = None
     prepack: Prepack | None = None
@@ -398,7 +403,8 @@ class Exact(Value, frozen=True, tag="exact", tag_field="kind"):
 
 
 class Inexact(Value, frozen=True, tag="inexact", tag_field="kind"):
-    """A red row: the output was wrong, not the same twice, or judged by a check that could not have failed."""
+    """A red row: the output was wrong, not the same twice, or its bits say nothing: the check could not have failed, or the
+    device fails a self-test that they rest on."""
 
     status: Literal["FAIL", "NONDETERMINISTIC", "MISTRUSTED"]
     row: int

@@ -48,8 +48,9 @@ EXACT: dict[str, Told] = {
     ),
     "MISTRUSTED": Told(
         "`MISTRUSTED … redrawing w13 moves no expected output beside …`",
-        "the check itself could not have failed: an input does not move the oracle, or the oracle calls what it should judge",
-        "mend the stage's oracle; nothing of this stage is judged until then",
+        "the check could not have failed (an input does not move the oracle, or the oracle calls what it should judge), or the "
+        "device fails a self-test that the stage or the kernel rests on",
+        "the line says which: mend the stage's oracle, or the device; nothing that rests on it is judged until then",
     ),
     "DEVICE_LOST": Told(
         "`DEVICE_LOST … UR_RESULT_ERROR_DEVICE_LOST`",
@@ -61,7 +62,7 @@ EXACT: dict[str, Told] = {
         "the process died, the kernel raised, or it asked for more memory than there is",
         "the detail names the signal or the exception; result.json has the log's tail",
     ),
-    "TIMEOUT": Told("`TIMEOUT … silent for 120 s`", "no answer within two minutes", "as CRASHED"),
+    "TIMEOUT": Told("`TIMEOUT … silent for 120 s`", "no answer within `--timeout` seconds", "as CRASHED"),
     "UNAVAILABLE": Told(
         "`unavailable: triton:moe.gemm1 (no Python module triton)`",
         "the kernel cannot run here; nothing else was tried in its place",
@@ -104,7 +105,7 @@ EXITS: dict[int, str] = {
     0: "all well",
     1: "a kernel was wrong, crashed or was mistrusted; a promotion of one",
     2: "bad input or usage; nothing was lost",
-    3: "`--require` met no verdict; a promotion without one",
+    3: "`--require` met no verdict, or `--require exact` a grade within a budget; a promotion without a verdict",
     4: "slower than required",
     5: "the environment was refused, evidence was edited, or a kernel named exactly is unavailable",
     130: "interrupted; `--resume` goes on",

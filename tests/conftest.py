@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from replay.devices import Device
-from replay.exactness.judge import judge, judge_twin
+from replay.exactness.judge import judge, with_twin
 from replay.kernels.registry import load_file, registered
 from replay.model import Case, CaseId, Exact, Geometry, Outcome, Routes, Source, preset
 from replay.session import child
@@ -48,14 +48,12 @@ def judge_here(kernel_id: str, case: Case, load: str | None = None, repeats: int
     inputs = stage.inputs(case)
     want = stage.expected(case.problem, inputs)
     ran = child._run_case(Arms(Device("cpu")), kernels[kernel_id], case, 0, repeats)
-    outcome = judge(stage, case, inputs, want, ran.repeats, ran.trespasses)
-    if not isinstance(outcome, Exact):
-        return outcome
+    outcome: Outcome = judge(stage, case, inputs, want, ran.repeats, ran.trespasses)
     for name, got in ran.twins.items():
-        twin = case.twinned(name)  # type: ignore[arg-type]  # a child's answer
-        given = stage.inputs(twin)
-        if wrong := judge_twin(stage, twin, given, stage.expected(twin.problem, given), got):
-            return wrong
+        if isinstance(outcome, Exact):
+            twin = case.twinned(name)
+            given = stage.inputs(twin)
+            outcome = with_twin(stage, twin, given, stage.expected(twin.problem, given), got, outcome)
     return outcome
 
 

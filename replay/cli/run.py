@@ -176,6 +176,8 @@ def exit_code(plan: Any, result: Any) -> int:
     red = [r for r in result.rows if not isinstance(r.outcome, Exact)]
     if any(not isinstance(r.outcome, NotRun) or r.outcome.status != "UNAVAILABLE" for r in red):
         return 1
+    if plan.require == "exact" and any(isinstance(r.outcome, Exact) and r.outcome.grade == "WITHIN_ULP" for r in result.rows):
+        return 3
     if plan.require in (None, "exact"):
         return 0 if result.rows and any(isinstance(r.outcome, Exact) for r in result.rows) else 3
     if plan.require == "faster":

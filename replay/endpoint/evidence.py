@@ -18,11 +18,11 @@ from replay.errors import EnvironmentRefused, InputError, ReplayError
 from replay.exactness import digest, padded
 from replay.exactness.trust import mistrust
 from replay.identity import Hashes
-from replay.model import NULL, Case, Exact, NotRun
+from replay.model import NULL, TWINS, Case, Exact, Kernel, NotRun
 from replay.results.build import Group, build
 from replay.results.seen import Seen
 from replay.session import journal as j
-from replay.session.folder import identity_now
+from replay.session.folder import identity_now, kernels_now
 from replay.session.plan import filters
 from replay.stages import STAGES
 from replay.stages.stage import Outputs
@@ -36,11 +36,13 @@ WIDEST_MARGIN = 0.01
 
 @dataclass(frozen=True)
 class Now:
-    """What is here today: the identity a run would have (or why there is none), the capture (or why), hashes of files."""
+    """What is here today: the identity a run would have (or why there is none), the capture (or why), hashes of files, the
+    plan's kernels as they are registered."""
 
     identity: identity.Identity | str
     capture: Capture | str
     files: dict[str, str]
+    kernels: dict[str, Kernel]
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,7 @@ def look(seen: Seen) -> Now:
     except EnvironmentRefused as error:
         now = str(error)
     paths = {path for loaded in seen.loaded for path in loaded.files}
-    return Now(now, capture, Hashes().of(sorted(paths)))
+    return Now(now, capture, Hashes().of(sorted(paths)), kernels_now(seen.plan))
 
 
 def examine(path: Path, kernel: str, claim: str, now: Now | None = None) -> Examined:
@@ -98,6 +100,7 @@ def _all(seen: Seen, claims: list[Group], kernel: str, claim: str, now: Now) -> 
     cases = [c for c in seen.plan.cases if c.problem.stage == kernel.split(":")[1]]
     if not cases:
         yield Refusal("not_timed", f"{kernel}: the run has no case of its stage")
+    yield from _registered(seen, now, kernel)
     yield from _outcomes(seen, cases, kernel)
     if cases and (doubt := mistrust(STAGES[cases[0].problem.stage], cases)):
         yield Refusal("evidence_differs", doubt)
@@ -155,6 +158,20 @@ def _capture(seen: Seen, now: Now) -> Iterator[Refusal]:
         yield from _rows(seen, now.capture)
 
 
+def _registered(seen: Seen, now: Now, kernel: str) -> Iterator[Refusal]:
+    """The kernel and its baseline are registered as they were, and the device was asked what they rest on."""
+    planned = {k.id: k for k in seen.plan.kernels}
+    stage = STAGES[kernel.split(":")[1]]
+    for name in dict.fromkeys((kernel, seen.plan.baseline_of(stage.name))):
+        if now.kernels.get(name) != planned[name]:
+            yield Refusal("rebuilt_kernel", f"{name}: not registered as in the run")
+        names = (*stage.rests_on, *planned[name].rests_on)
+        tested = seen.selftested
+        doubt = "no record of it" if tested is None else tested.unasked or tested.doubt(names)
+        if names and doubt:
+            yield Refusal("selftest", f"{name}: {doubt}")
+
+
 def _rows(seen: Seen, capture: Capture) -> Iterator[Refusal]:
     """The journal's cases, read from the capture again: rows, geometry and modes."""
     manifest = capture.manifest
@@ -165,6 +182,8 @@ def _rows(seen: Seen, capture: Capture) -> Iterator[Refusal]:
         yield Refusal("evidence_differs", f"the capture does not hold the journal's cases: {error}")
         return
     for case in seen.plan.cases:
+        if case.twin or case.id.problem.layout != "contiguous":
+            yield Refusal("evidence_differs", "a twin stands in the place of a case", str(case.id))
         if rows.get(case.id.source) != case.routes:
             yield Refusal("evidence_differs", "the capture's rows are not the journal's", str(case.id))
         if case.problem.geometry != (manifest.geometry if manifest else geometry):
@@ -230,22 +249,26 @@ def _answers(seen: Seen, case: Case, kernel: str) -> Iterator[str]:
 
     if seen.work.get(key) != stage.work(case.problem, inputs):
         yield "its work is not what its routes ask for"
+    if (key in seen.degenerate) != stage.degenerate(case.problem, inputs):
+        yield "whether it is an edge is not what its routes say"
     baseline = seen.plan.baseline_of(case.problem.stage)
     layouts = {k.id: k.layouts for k in seen.plan.kernels}
+    hashed = []  # a grade within a budget has other bits than the oracle: a kernel is refused for it, a baseline told
     for name in dict.fromkeys((kernel, baseline)):
         judged = seen.judged.get((key, name))
-        if judged is None or not isinstance(judged.outcome, Exact):
+        if judged is None or not isinstance(judged.outcome, Exact) or judged.outcome.grade == "WITHIN_ULP":
             continue  # told as a red case, or as a baseline that is none
+        hashed.append(name)
         whole = len(judged.answers) == judged.outcome.repeats == seen.plan.repeats
         if not whole or not all(right(a, want) for a in judged.answers):
             yield f"{name}: what it wrote when judged is not the oracle's output in {seen.plan.repeats} repeats"
-        if not right(judged.twins.get("second"), other):
-            yield f"{name}: what it wrote on other bytes is not the oracle's output"
-        if "strided" in layouts[name] and not right(judged.twins.get("strided"), want):
-            yield f"{name}: what it wrote on strided inputs is not the oracle's output"
+        for twin in TWINS if "strided" in layouts[name] else TWINS[:1]:
+            if not right(judged.twins.get(twin), other if case.twinned(twin).bytes_of else want):
+                yield f"{name}: what it wrote on its {twin} twin is not the oracle's output"
     for process, timed in sorted(seen.timed.get(key, {}).items()):
         for arm in (kernel, baseline, baseline + NULL):
-            if not any(s.arm == arm for s in timed.samples) or arm.removesuffix(NULL) in timed.wrong:
+            name = arm.removesuffix(NULL)
+            if name not in hashed or not any(s.arm == arm for s in timed.samples) or name in timed.wrong:
                 continue
             if not right(timed.answers.get(arm), want_timed) or not right(timed.second.get(arm), other_timed):
                 yield f"{arm}: what it wrote while timed in process {process} is not the oracle's output"

@@ -15,7 +15,7 @@ from replay.endpoint.reasons import Refusal
 from replay.endpoint.spec import Endpoint
 from replay.errors import InputError
 from replay.identity import source_of, unknown
-from replay.model import Case
+from replay.model import Case, Exact
 from replay.results.build import Group, reproduction
 from replay.results.seen import Seen
 from replay.session import journal as j
@@ -83,6 +83,14 @@ def _cautions(
         yield "the predicted gain may be a loss: its interval holds zero, the machine was restless"
     if (largest := max((g.comparison.effect.mde for g in claims if g.comparison), default=0.0)) > LARGE_EFFECT:
         yield f"the minimum detectable effect was {largest:.0%}: smaller differences could not be seen"
+    kernels = {k.id: k for k in seen.plan.kernels}
+    for group in claims:
+        if "strided" not in kernels[group.kernel].layouts:
+            yield f"{group.kernel} takes contiguous inputs only, and was judged on no others"
+        if group.comparison and any(
+            isinstance(o := seen.outcome(str(c.id), group.comparison.baseline), Exact) and o.grade == "WITHIN_ULP" for c in cases
+        ):
+            yield f"{group.comparison.baseline} is only within its budget: what it wrote was not computed again"
     if seen.replaced:
         yield f"processes replaced because their ceilings had moved: {len(seen.replaced)}"
 

@@ -28,6 +28,7 @@ REASONS: dict[str, Reason] = {
     "identity_changed": Reason(ENVIRONMENT, "the machine or its versions are not those that were measured: run it again here"),
     "identity_missing": Reason(ENVIRONMENT, "the run's identity lacks a field: run it again with this version"),
     "identity_unknown": Reason(ENVIRONMENT, "the run could not read a field that a promotion rests on"),
+    "selftest": Reason(ENVIRONMENT, "the device fails what the kernel rests on, or was not asked: see `doctor --selftest`"),
     "unavailable": Reason(ENVIRONMENT, "the kernel could not run where it was measured; its line says what was missing"),
     "device_differs": Reason(ENVIRONMENT, "measure on the kind of device that the endpoint runs on"),
     "geometry_differs": Reason(ENVIRONMENT, "measure on a capture of the endpoint's model and tensor-parallel size"),

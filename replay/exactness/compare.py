@@ -35,14 +35,18 @@ class Got:
 
 @dataclass(frozen=True)
 class Allowance:
-    """What one output may differ by: its stage's budget, and the scale of each row [R] or 0."""
+    """What one output may differ by: its stage's budget, and the scale of its rows, which broadcasts to them."""
 
     budget: Budget
     scale: NDArray[Any] | float = 0.0
 
+    def scaled(self, spec: Spec, want: NDArray[Any], got: NDArray[Any]) -> NDArray[Any]:
+        """Scaled ulp, a row for each of the output's."""
+        return _by_row(scaled_ulp(want, got, spec.dtype, self.scale))
+
     def spent(self, spec: Spec, want: NDArray[Any], got: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
         """(the largest scaled ulp of each row, the elements of each row that are not bit-equal)."""
-        scaled = _by_row(scaled_ulp(want, got, spec.dtype, self.scale))
+        scaled = self.scaled(spec, want, got)
         return scaled.max(1, initial=0), _by_row(_bits(want, spec.dtype) != _bits(got, spec.dtype)).sum(1)
 
     def covers(self, scaled: NDArray[Any], flips: NDArray[Any]) -> NDArray[Any]:
@@ -135,17 +139,16 @@ def _compare_one(spec: Spec, want: NDArray[Any], got: Got, allowed: Allowance | 
         return Mismatch(spec.name, 0, 0, 0, 0, len(want), len(want), *shapes)
     valid = len(want)
     a, b = _bits(want, spec.dtype), _bits(array[:valid], spec.dtype)
-    wrong = _by_row(a != b)
-    beyond = ""
+    wrong, beyond = _by_row(a != b), ""
+    distance = weight = _by_row(np.abs(_ordered(a, spec.dtype) - _ordered(b, spec.dtype)))
     if wrong.any() and allowed:
         scaled, flips = allowed.spent(spec, want, array[:valid])
         wrong = wrong & ~allowed.covers(scaled, flips)[:, None]
-        beyond = allowed.passed(scaled[wrong.any(1)])
+        beyond, weight = allowed.passed(scaled[wrong.any(1)]), allowed.scaled(spec, want, array[:valid])
     if wrong.any():
-        distance = _by_row(np.abs(_ordered(a, spec.dtype) - _ordered(b, spec.dtype))) * wrong
-        flips = wrong.sum(1)
-        row = int(np.lexsort((-flips, -distance.max(1)))[0])
-        column = int(distance[row].argmax()) if distance[row].any() else int(wrong[row].argmax())
+        flips, weight = wrong.sum(1), weight * wrong
+        row = int(np.lexsort((-flips, -weight.max(1)))[0])
+        column = int(weight[row].argmax()) if weight[row].any() else int(wrong[row].argmax())
         return Mismatch(
             spec.name, row, column, int(flips[row]), int(distance[row, column]), int(np.count_nonzero(flips)), valid,
             _show(want.reshape(valid, -1)[row, column], spec.dtype),

@@ -1,18 +1,41 @@
 """From a kernel's outputs over its repeats to an outcome, with the mode that would have matched."""
 
 import re
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
 
 from replay.exactness.compare import Allowance, Got, Mismatch, compare, same_bits
-from replay.model import Case, Exact, Inexact, Problem
+from replay.exactness.ulp import scaled_ulp
+from replay.model import GRADES, Case, Exact, Grade, Inexact, Problem, Spec
 from replay.stages.stage import Outputs, Stage, Tensors
 
+_STRIDED = "on strided inputs (a kernel that takes contiguous ones only declares layouts=('contiguous',)): "
 # How a twin's answer is told, and what may be done about it.
-TWIN = {
-    "second": "on other bytes: ",
-    "strided": "on strided inputs (a kernel that takes contiguous ones only declares layouts=('contiguous',)): ",
-}
+TWIN = {"second": "on other bytes: ", "strided": _STRIDED, "strided second": _STRIDED + "on other bytes: "}
+
+
+@dataclass(frozen=True)
+class Graded:
+    """What the outputs of one call are worth, and what a grade below BITWISE consists in."""
+
+    grade: Grade
+    detail: str = ""
+
+
+def graded(stage: Stage, problem: Problem, inputs: Tensors, want: Outputs, got: Got) -> Graded | Mismatch:
+    """The grade of one call's outputs, or the worst row that is neither the oracle's nor within the stage's budgets."""
+    specs = stage.specs(problem)
+    canonical = Got(stage.canonical(problem, inputs, got.outputs), got.poison)
+    if compare(specs, want, canonical) is None:
+        chosen = same_bits(specs, canonical.outputs, got.outputs) if stage.selects else None
+        if chosen:
+            name, rows = chosen
+            return Graded("TIE_EQUIVALENT", f"not the lowest index first in {len(rows)} rows of {name}, first {rows[0]}")
+        return Graded("BITWISE", "lowest index first" if stage.selects else "")
+    allowed = _allowed(stage, problem, inputs)
+    return compare(specs, want, canonical, allowed) or Graded("WITHIN_ULP", _spent(specs, allowed, want, canonical))
 
 
 def judge(
@@ -23,31 +46,58 @@ def judge(
     Every repeat is compared with the oracle; repeats that differ from one another are NONDETERMINISTIC, and a wrong
     output, a guard band or an input that was written to is a FAIL.
     """
-    problem = case.problem
-    canonical = [Got(stage.canonical(problem, inputs, g.outputs), g.poison) for g in repeats]
-    found = [compare(stage.specs(problem), want, g) for g in canonical]
-    differs = next((m for m in found if m), None)
-    if differs and _unstable(stage, problem, want, canonical):
-        agree = sum(m is None for m in found)
-        told = differs.text(stage.label(case, differs.output, differs.row))
-        return Inexact("NONDETERMINISTIC", differs.row, f"{agree} of {len(found)} repeats right; {told}")
-    worst = differs and next((m for g in repeats if (m := held(stage, problem, inputs, want, g))), None)
-    if worst:
-        told = worst.text(stage.label(case, worst.output, worst.row))
-        return Inexact("FAIL", worst.row, told + _matching_mode(stage, case, repeats[0]) + _extra(trespasses))
+    found = [graded(stage, case.problem, inputs, want, g) for g in repeats]
+    if differs := _differing(stage, case, inputs, want, repeats, found):
+        return differs
+    wrong = next((f for f in found if isinstance(f, Mismatch)), None)
+    if wrong:
+        return _fail(stage, case, repeats[0], wrong, extra=trespasses)
     if trespasses:
         return Inexact("FAIL", -1, "; ".join(trespasses))
-    if differs:
-        return Exact("WITHIN_ULP", len(repeats), detail=_spent(stage, problem, inputs, want, canonical))
-    if stage.selects and (told := next(filter(None, map(partial(_otherwise, stage, problem), repeats, canonical)), "")):
-        return Exact("TIE_EQUIVALENT", len(repeats), detail=told)
-    return Exact("BITWISE", len(repeats), detail="lowest index first" if stage.selects else "")
+    least = max((f for f in found if isinstance(f, Graded)), key=lambda f: GRADES.index(f.grade))
+    return Exact(least.grade, len(repeats), detail=least.detail)
 
 
-def held(stage: Stage, problem: Problem, inputs: Tensors, want: Outputs, got: Got) -> Mismatch | None:
-    """The worst row of a call that is neither the oracle's nor within the stage's budgets."""
-    canonical = Got(stage.canonical(problem, inputs, got.outputs), got.poison)
-    return compare(stage.specs(problem), want, canonical, _allowed(stage, problem, inputs))
+def with_twin(stage: Stage, case: Case, inputs: Tensors, want: Outputs, got: Got, outcome: Exact) -> Exact | Inexact:
+    """The outcome with a twin's answer: FAIL where that is wrong (the first case's output again, or any other mistake), and
+    no better a grade than the twin's."""
+    found = graded(stage, case.problem, inputs, want, got)
+    if isinstance(found, Mismatch):
+        return _fail(stage, case, got, found, TWIN[case.twin])
+    if GRADES.index(found.grade) <= GRADES.index(outcome.grade):
+        return outcome
+    return msgspec.structs.replace(outcome, grade=found.grade, detail=TWIN[case.twin] + found.detail)
+
+
+def _fail(stage: Stage, case: Case, got: Got, wrong: Mismatch, where: str = "", extra: Sequence[str] = ()) -> Inexact:
+    told = where + wrong.text(stage.label(case, wrong.output, wrong.row)) + _matching_mode(stage, case, got)
+    return Inexact("FAIL", wrong.row, "; ".join([told, *extra]))
+
+
+def _differing(
+    stage: Stage, case: Case, inputs: Tensors, want: Outputs, repeats: Sequence[Got], found: Sequence[Graded | Mismatch]
+) -> Inexact | None:
+    """NONDETERMINISTIC where two repeats under the same poison differ in the rows that the oracle defines, each in its
+    canonical form."""
+    if all(isinstance(f, Graded) and f.grade != "WITHIN_ULP" for f in found):
+        return None
+    specs = stage.specs(case.problem)
+    canonical = [Got(stage.canonical(case.problem, inputs, g.outputs), g.poison) for g in repeats]
+    if not _unstable(specs, want, canonical):
+        return None
+    wrong = [compare(specs, want, g) for g in canonical]
+    first = next(m for m in wrong if m)
+    told = first.text(stage.label(case, first.output, first.row))
+    return Inexact("NONDETERMINISTIC", first.row, f"{sum(m is None for m in wrong)} of {len(wrong)} repeats right; {told}")
+
+
+def _unstable(specs: tuple[Spec, ...], want: Outputs, repeats: Sequence[Got]) -> bool:
+    firsts: dict[int, Outputs] = {}
+    for got in repeats:
+        valid = {n: a[: len(want[n])] for n, a in got.outputs.items() if n in want}
+        if same_bits(specs, firsts.setdefault(got.poison, valid), valid):
+            return True
+    return False
 
 
 def _allowed(stage: Stage, problem: Problem, inputs: Tensors) -> dict[str, Allowance]:
@@ -55,39 +105,20 @@ def _allowed(stage: Stage, problem: Problem, inputs: Tensors) -> dict[str, Allow
     return {n: Allowance(budget, scale(problem, inputs, n) if scale else 0.0) for n, budget in stage.budgets.items()}
 
 
-def _spent(stage: Stage, problem: Problem, inputs: Tensors, want: Outputs, repeats: Sequence[Got]) -> str:
-    """``gate_up within own_exp: 1.5 of 5 scaled ulp, 3 of 4 flips a row``, over all repeats and budgets."""
+def _spent(specs: tuple[Spec, ...], allowed: Mapping[str, Allowance], want: Outputs, got: Got) -> str:
+    """``gate_up within own_exp: 1.5 of 5 scaled ulp (elementwise 7), 3 of 4 flips a row``, for each budget."""
     told = []
-    allowed = _allowed(stage, problem, inputs)
-    for spec in stage.specs(problem):
+    for spec in specs:
         if allowance := allowed.get(spec.name):
             rows = want[spec.name]
-            spent = [allowance.spent(spec, rows, g.outputs[spec.name][: len(rows)]) for g in repeats]
-            ulp, flips = (max(float(part[i].max(initial=0)) for part in spent) for i in (0, 1))
+            scaled, flips = allowance.spent(spec, rows, got.outputs[spec.name][: len(rows)])
+            plain = scaled_ulp(rows, got.outputs[spec.name][: len(rows)], spec.dtype).max(initial=0)
             b = allowance.budget
-            told.append(f"{spec.name} within {b.name}: {ulp:.3g} of {b.ulp:g} scaled ulp, {flips:.0f} of {b.flips} flips a row")
+            told.append(
+                f"{spec.name} within {b.name}: {scaled.max(initial=0):.3g} of {b.ulp:g} scaled ulp (elementwise {plain:.3g}), "
+                f"{flips.max(initial=0)} of {b.flips} flips a row"
+            )
     return "; ".join(told)
-
-
-def _otherwise(stage: Stage, problem: Problem, raw: Got, canonical: Got) -> str:
-    """Where a selection among equal values is another than the oracle's, which takes the lowest index first."""
-    found = same_bits(stage.specs(problem), canonical.outputs, raw.outputs)
-    return f"not the lowest index first in {len(found[1])} rows of {found[0]}, first {found[1][0]}" if found else ""
-
-
-def _extra(trespasses: Sequence[str]) -> str:
-    return "".join(f"; {t}" for t in trespasses)
-
-
-def _unstable(stage: Stage, problem: Problem, want: Outputs, repeats: Sequence[Got]) -> bool:
-    """True where two repeats under the same poison differ in the rows that the oracle defines."""
-    firsts: dict[int, Outputs] = {}
-    for got in repeats:
-        valid = {n: a[: len(want[n])] for n, a in got.outputs.items() if n in want}
-        first = firsts.setdefault(got.poison, valid)
-        if same_bits(stage.specs(problem), first, valid):
-            return True
-    return False
 
 
 def other_modes(stage: Stage, problem: Problem) -> list[Problem]:
@@ -112,11 +143,3 @@ def _matching_mode(stage: Stage, case: Case, got: Got) -> str:
         if compare(stage.specs(problem), stage.oracle(other, inputs), canonical) is None:
             matches.setdefault(name, []).append(other.mode(name))
     return "".join(f"; matches mode {n}={' or '.join(values)}, asked {n}={problem.mode(n)}" for n, values in matches.items())
-
-
-def judge_twin(stage: Stage, case: Case, inputs: Tensors, want: Outputs, got: Got) -> Inexact | None:
-    """A FAIL where the answer to a twin of the case is wrong: the first case's output again, or any other mistake."""
-    found = held(stage, case.problem, inputs, want, got)
-    if found is None:
-        return None
-    return Inexact("FAIL", found.row, TWIN[case.twin] + found.text(stage.label(case, found.output, found.row)))

@@ -5,6 +5,7 @@ test agrees with it whatever it does.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from types import FunctionType
 from typing import Any
 
@@ -18,26 +19,34 @@ from replay.oracle.moe import ExpertRows
 from replay.stages.stage import Outputs, Stage, Tensors
 
 # torch's own operations are the one library that an oracle may share with a candidate.
+MOST_PROBED = 16
 TORCH_NAMESPACES = ("aten", "prim", "prims")
 
 
 def mistrust(stage: Stage, cases: Sequence[Case]) -> str | None:
     """Why nothing can be judged by this stage's oracle, or None. ``cases`` are those of one stage in one run.
 
-    Probed on the first case that is not degenerate, doubled; a suite of edge cases alone leaves its stage unprobed.
+    Probed on cases that are not degenerate, doubled, until every probe has moved an output or none is left of the first few;
+    a suite of edge cases alone leaves its stage unprobed.
     """
     if shared := sorted(candidates_code(stage.oracle)):
         return f"the oracle calls what it should judge: {', '.join(shared)}"
-    chosen = next((c for c in cases if not c.degenerate), None)
-    if chosen is None:
-        return None
-    case = doubled(chosen)
-    inputs = stage.inputs(case)
-    base, foreign = dispatched(lambda: stage.oracle(case.problem, inputs))
-    if foreign:
-        return f"the oracle calls operations that are not torch's: {', '.join(foreign)}"
-    still = [name for name in stage.probes if name in inputs and not _moves(stage, case, inputs, base, name)]
-    return f"redrawing {', '.join(still)} moves no expected output beside {chosen.id}" if still else None
+    still: list[str] | None = None
+    where = None
+    for chosen in cases[:MOST_PROBED]:
+        case = doubled(chosen)
+        inputs = stage.inputs(case)
+        if stage.degenerate(chosen.problem, stage.inputs(chosen)):
+            continue
+        base, foreign = dispatched(partial(stage.oracle, case.problem, inputs))
+        if foreign:
+            return f"the oracle calls operations that are not torch's: {', '.join(foreign)}"
+        where = where or chosen.id
+        names = [n for n in stage.probes if n in inputs] if still is None else still
+        still = [name for name in names if not _moves(stage, case, inputs, base, name)]
+        if not still:
+            return None
+    return f"redrawing {', '.join(still)} moves no expected output beside {where}" if still else None
 
 
 def doubled(case: Case) -> Case:

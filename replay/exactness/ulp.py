@@ -21,15 +21,14 @@ def ulp(value: NDArray[Any], dtype: str) -> NDArray[np.float64]:
 
 
 def scaled_ulp(want: NDArray[Any], got: NDArray[Any], dtype: str, scale: NDArray[Any] | float = 0.0) -> NDArray[np.float64]:
-    """|got − want| / ulp(max(|want|, row scale)) of every element; arrays [R, …] as outputs hold them, ``scale`` [R] or 0.
+    """|got − want| / ulp(max(|want|, row scale)) of every element; arrays as outputs hold them, ``scale`` broadcasts to them.
 
     A NaN where a NaN should be is no distance, and neither is an infinity of the right sign; otherwise what is not finite
     is infinitely far away.
     """
     a, b = (bf16_to_f32(v) if dtype == "bf16" else v for v in (want, got))
     a, b = a.astype(np.float64), b.astype(np.float64)
-    rows = np.broadcast_to(np.asarray(scale, np.float64), (len(a),)).reshape(-1, *(1,) * (a.ndim - 1))
     with np.errstate(invalid="ignore"):
-        distance = np.abs(b - a) / ulp(np.where(np.isfinite(a), np.maximum(np.abs(a), rows), 1.0), dtype)
+        distance = np.abs(b - a) / ulp(np.where(np.isfinite(a), np.maximum(np.abs(a), scale), 1.0), dtype)
     same = (a == b) | (np.isnan(a) & np.isnan(b))
     return np.where(same, 0.0, np.where(np.isfinite(a) & np.isfinite(b), distance, np.inf))

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from replay.errors import InputError
-from replay.model import Kernel, Problem
+from replay.model import SELFTESTS, Kernel, Problem
 
 ENTRY_POINTS = "b70_replay.kernels"
 
@@ -62,6 +62,8 @@ def _check(kernel: Any, where: str) -> None:
         raise InputError(where, "KERNELS", "an id provider:stage[:variant]", repr(kernel.id))
     if not re.fullmatch(r"[\w.]*:\w+", kernel.prepare) or (kernel.prepare.startswith(":") and kernel.file is None):
         raise InputError(where, kernel.id, "prepare as module:function", repr(kernel.prepare))
+    if unknown := set(kernel.rests_on) - set(SELFTESTS):
+        raise InputError(where, kernel.id, f"rests_on of {', '.join(SELFTESTS)}", ", ".join(sorted(unknown)))
     if "contiguous" not in kernel.layouts:
         raise InputError(where, kernel.id, "layouts that hold 'contiguous'", repr(kernel.layouts))
 

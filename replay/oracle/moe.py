@@ -61,7 +61,7 @@ def int8_matmul(a: I8, b: I8) -> I32:
     total = np.zeros((a.shape[0], b.shape[1]), np.int32)
     for start in range(0, a.shape[1], _EXACT_F32_CHUNK):
         part = slice(start, start + _EXACT_F32_CHUNK)
-        total += (a[:, part] @ b[part].astype(np.float32)).astype(np.int32)
+        total = total + (a[:, part] @ b[part].astype(np.float32)).astype(np.int32)
     return total
 
 

@@ -5,9 +5,9 @@ import shlex
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from replay.model import NULL, Ceilings, Comparison, Effect, Exact, Floor, Interval, NotRun, Row, Value, Verdict
+from replay.model import NULL, Ceilings, Comparison, Effect, Exact, Finding, Floor, Interval, NotRun, Row, Value, Verdict
 from replay.results.seen import Seen
-from replay.session.journal import Plan, Record
+from replay.session.journal import Plan, Record, Selftested
 from replay.timing import estimate
 from replay.timing.floors import best, floor_case
 from replay.verdict import conclude, decide
@@ -43,7 +43,8 @@ class Group(Value, frozen=True, kw_only=True):
 
 
 class Result(Value, frozen=True, kw_only=True):
-    """Everything a run found. ``groups`` are the table, ``rows`` every case and kernel."""
+    """Everything a run found. ``groups`` are the table, ``rows`` every case and kernel; ``selftest`` is what the device
+    answered when it was asked, and ``unasked`` why it was not."""
 
     schema: str
     identity: dict[str, Any]
@@ -56,6 +57,8 @@ class Result(Value, frozen=True, kw_only=True):
     replaced: tuple[int, ...]
     quick: bool
     finished: bool
+    selftest: tuple[Finding, ...]
+    unasked: str | None
     ceilings: Ceilings | None
     drift: tuple[str, ...]
     groups: tuple[Group, ...]
@@ -68,10 +71,11 @@ def build(records: Sequence[Record], journal_sha256: str) -> Result:
     seen = Seen(records)
     plan = seen.plan
     found = _Findings(seen)
+    tested = seen.selftested or Selftested((), unasked="not yet")
     return Result(
         schema=SCHEMA, identity=seen.identity, capture=plan.capture, origin=plan.origin, drawn=plan.drawn,
         device=plan.device, cache=plan.cache, processes=plan.processes, replaced=seen.replaced, quick=plan.quick,
-        finished=seen.finished,
+        finished=seen.finished, selftest=tested.findings, unasked=tested.unasked or tested.died,
         ceilings=found.ceilings, drift=found.drift, groups=tuple(found.groups()),
         rows=tuple(row for rows in found.claims.values() for row in rows), journal_sha256=journal_sha256,
     )  # fmt: skip
@@ -87,7 +91,6 @@ class _Findings:
         self.seen, self.plan = seen, seen.plan
         self.ceilings = best([c.ceilings for c in seen.calibrated]) if seen.calibrated else None
         self.drift = () if seen.replaced else tuple(dict.fromkeys(name for names in seen.drift.values() for name in names))
-        self.degenerate = {str(case.id) for case in self.plan.cases if case.degenerate}
         cases: dict[Claim, list[str]] = {}
         for case in self.plan.cases:
             c, key = case.id, str(case.id)
@@ -135,7 +138,7 @@ class _Findings:
         red = not isinstance(outcome, Exact) and not (isinstance(outcome, NotRun) and outcome.status == "UNAVAILABLE")
         return Row(
             case=case, kernel=kernel, outcome=outcome, floor=floor, comparison=compared, verdict=verdict,
-            reproduce=reproduction(self.plan, case, kernel) if red else None, degenerate=case in self.degenerate,
+            reproduce=reproduction(self.plan, case, kernel) if red else None, degenerate=case in self.seen.degenerate,
         )  # fmt: skip
 
     def _flags(self, cases: list[str], kernel: str) -> list[str]:
@@ -223,8 +226,8 @@ def _why(verdict: Verdict | None, members: list[Row]) -> str:
     if verdict is None:
         return ""
     grade = _grade(members)
-    graded = [o.detail for r in members if isinstance(o := r.outcome, Exact) and o.grade == grade and o.detail][:1]
+    details = [o.detail for r in members if isinstance(o := r.outcome, Exact) and o.grade == grade and o.detail]
     restless = sum("not_stationary" in r.verdict.reasons for r in members if r.verdict)
     needed = [f"about {verdict.processes_needed} processes would decide"] if verdict.processes_needed else []
     told = [f"not_stationary in {restless} of {len(members)} cases"] if restless else []
-    return ", ".join([*graded, *verdict.reasons, *needed, *told])
+    return ", ".join([*details[:1], *verdict.reasons, *needed, *told])

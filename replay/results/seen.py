@@ -7,7 +7,7 @@ import msgspec
 
 from replay.model import NULL, Exact, Inexact, NotRun, Outcome, Sample, Work
 from replay.session import journal as j
-from replay.session.journal import Begun, Calibrated, Dropped, Finished, Judged, Loaded, Plan, Posed, Record, Timed
+from replay.session.journal import Begun, Calibrated, Dropped, Finished, Judged, Loaded, Plan, Posed, Record, Selftested, Timed
 from replay.timing import estimate
 
 
@@ -20,6 +20,8 @@ class Seen:
         self.plan: Plan = first.plan
         self.identity: dict[str, Any] = first.identity
         self.work: dict[str, Work] = {}
+        self.degenerate: set[str] = set()
+        self.selftested: Selftested | None = None
         self.judged: dict[tuple[str, str], Judged] = {}
         self.timed: dict[str, dict[int, Timed]] = {}
         self.wrong: dict[tuple[str, str], str] = {}
@@ -38,6 +40,10 @@ class Seen:
     def _see(self, record: Record) -> None:
         if isinstance(record, Posed):
             self.work[record.case] = record.work
+            if record.degenerate:
+                self.degenerate.add(record.case)
+        elif isinstance(record, Selftested):
+            self.selftested = record
         elif isinstance(record, Judged):
             self.judged[record.case, record.kernel] = record
         elif isinstance(record, Timed):

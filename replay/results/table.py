@@ -89,6 +89,10 @@ def _tail(result: Result, where: str) -> list[str]:
     tail = []
     if result.ceilings:
         tail.append(_ceilings(result.ceilings))
+    if result.unasked:
+        tail.append(f"the device was not asked whether it computes rightly: {result.unasked}.")
+    if failed := [str(f).split("  ")[0] for f in result.selftest if f.wrong]:
+        tail.append(f"the device FAILS its self-test: {', '.join(failed)}; what rests on it is MISTRUSTED.")
     if result.drift:
         tail.append(f"ceilings moved between before and after ({', '.join(result.drift)}): comparisons are INCONCLUSIVE.")
     if result.replaced:

@@ -26,7 +26,7 @@ from replay.errors import EnvironmentRefused
 from replay.exactness import Got
 from replay.exactness.judge import TWIN
 from replay.kernels.registry import Run, load_file
-from replay.model import Case, Ceilings, Finding, Kernel, Prepack, Sample
+from replay.model import Case, Ceilings, Finding, Kernel, Prepack, Sample, Twin
 from replay.session.arms import Arms, Ring
 from replay.session.buffers import POISON_BYTES, checksum
 from replay.stages import STAGES
@@ -62,7 +62,7 @@ class Ran:
 
     index: int
     repeats: tuple[Got, ...]
-    twins: dict[str, Got]
+    twins: dict[Twin, Got]
     trespasses: tuple[str, ...]
     prepack: Prepack | None
 
@@ -119,7 +119,7 @@ def raised(index: int, error: BaseException) -> Raised:
     except Exception:
         text = f"{type(error).__name__}: (its text cannot be shown)"
     lines = text.strip().splitlines() or [type(error).__name__]
-    return Raised(index, _printable(lines[0]), _printable("".join(traceback.format_tb(error.__traceback__)) + text))
+    return Raised(index, _printable(lines[0]), _printable("".join(traceback.format_exception(error))))
 
 
 def _printable(text: str) -> str:
@@ -143,7 +143,7 @@ def loaded_files() -> tuple[str, ...]:
     return tuple(sorted(libraries | binaries | users))
 
 
-def _begin(load: tuple[str, ...]) -> None:
+def begin(load: tuple[str, ...]) -> None:
     """Die with the parent, leave Ctrl-C to it, lead a group that ends together, stay within the memory that is there, and
     know the user's kernels."""
     os.setsid()
@@ -194,7 +194,7 @@ def judge_main(
     log_to(log)
     with contextlib.suppress(BrokenPipeError):
         try:
-            _begin(load)
+            begin(load)
             arms = Arms(Device(device_name))
         except Exception as error:  # told once a case, as the parent expects an answer to each
             for index in range(len(cases)):
@@ -221,14 +221,17 @@ def _run_case(arms: Arms, kernel: Kernel, case: Case, index: int, repeats: int) 
 
 
 def _run_strided(arms: Arms, kernel: Kernel, case: Case, ran: Ran) -> Ran:
-    """One more call, on strided inputs."""
+    """Two more calls, on strided inputs: the case's bytes and the other ones, under either poison."""
+    print(TWIN["strided"], flush=True)  # what a log ends with, should the kernel die here
     twin = case.twinned("strided")
     try:
-        strided = judged_calls(arms, kernel, twin, ran.index, [arms.begin(twin)])
+        given = arms.begin(twin), STAGES[case.problem.stage].inputs(case.twinned("strided second"))
+        strided = judged_calls(arms, kernel, twin, ran.index, list(given))
     except Exception as error:
-        raise RuntimeError(f"{TWIN[twin.twin]}{type(error).__name__}: {error}") from error
-    found = [TWIN[twin.twin] + t for t in strided.trespasses if t not in ran.trespasses]
-    return replace(ran, twins=ran.twins | {"strided": strided.repeats[0]}, trespasses=(*ran.trespasses, *found))
+        raise RuntimeError(f"{TWIN['strided']}{type(error).__name__}: {error}") from error
+    found = [TWIN["strided"] + t for t in strided.trespasses if t not in ran.trespasses]
+    answers: dict[Twin, Got] = dict(zip(("strided", "strided second"), strided.repeats, strict=True))
+    return replace(ran, twins=ran.twins | answers, trespasses=(*ran.trespasses, *found))
 
 
 def judged_calls(arms: Arms, kernel: Kernel, case: Case, index: int, calls: list[Tensors]) -> Ran:
@@ -271,7 +274,7 @@ def time_main(
     """Time the arms (name, kernel) of each case in blocks. ``at_arm`` is shared: the index of the arm being called."""
     log_to(log)
     with contextlib.suppress(BrokenPipeError):
-        _begin(load)
+        begin(load)
         device = Device(device_name)
         arms = Arms(device)
         ceilings = spans.Ceiling(device, quick=options.quick)

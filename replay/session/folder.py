@@ -11,6 +11,8 @@ from filelock import FileLock, Timeout
 
 from replay import identity
 from replay.errors import EnvironmentRefused, InputError
+from replay.kernels.registry import registered
+from replay.model import Kernel
 from replay.session import journal as j
 from replay.session.workers import probe
 
@@ -20,6 +22,15 @@ def identity_now(plan: j.Plan, capture_sha256: str, argv: Sequence[str] = ()) ->
     facts = probe(plan.device)
     sources = identity.outside(plan.kernels)
     return identity.collect(argv=argv, sources=sources, seed=plan.seed, capture_sha256=capture_sha256, device=facts)
+
+
+def kernels_now(plan: j.Plan) -> dict[str, Kernel]:
+    """The kernels of a plan as they would be registered today, its user's files included; those that are gone left out."""
+    try:
+        found = registered(tuple(dict.fromkeys(k.file for k in plan.kernels if k.file)))
+    except InputError:  # a file that is gone or no longer imports: its kernels are not there
+        found = registered()
+    return {k.id: found[k.id] for k in plan.kernels if k.id in found}
 
 
 def begin(plan: j.Plan, output: Path | None, argv: Sequence[str]) -> tuple[Path, list[j.Record], j.Journal]:

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from replay.errors import EnvironmentRefused, InputError
-from replay.model import Case, Ceilings, Finding, Kernel, Outcome, Sample, Value, Work
+from replay.model import Case, Ceilings, Finding, Kernel, Outcome, Sample, Twin, Value, Work
 from replay.timing.floors import drifted
 
 NAME = "run.jsonl"
@@ -67,10 +67,11 @@ class Begun(Value, frozen=True, tag="begun", tag_field="record"):
 
 
 class Posed(Value, frozen=True, tag="posed", tag_field="record"):
-    """What a case has to do at least, counted on its own routes."""
+    """What a case has to do at least, counted on its own routes, and whether it is one of its stage's edges."""
 
     case: str
     work: Work
+    degenerate: bool
 
 
 class Answer(Value, frozen=True):
@@ -81,15 +82,19 @@ class Answer(Value, frozen=True):
 
 
 class Selftested(Value, frozen=True, tag="selftested", tag_field="record"):
-    """What the device answered to its self-tests; ``unasked`` says why it was not asked."""
+    """What the device answered to its self-tests. ``unasked``: why it could not be asked; ``died``: how it died of it."""
 
     findings: tuple[Finding, ...]
     unasked: str | None = None
+    died: str | None = None
 
     def doubt(self, names: Iterable[str]) -> str | None:
         """Why nothing that rests on these self-tests may claim its bits, or None."""
-        wrong = [f for f in self.findings if f.wrong and f.key in set(names)]
-        told = ", ".join(f"{f.name} (wrong in {f.wrong:,} of {f.asked:,})" for f in wrong)
+        wanted = set(names)
+        if wanted and self.died:
+            return f"the device's self-test died: {self.died}"
+        wrong = [f for f in self.findings if f.key in wanted and (f.wrong or not f.asked)]
+        told = ", ".join(f"{f.name} (wrong in {f.wrong:,} of {f.asked:,})" if f.asked else f"{f.name} (not there)" for f in wrong)
         return f"the device fails its self-test: {told}" if told else None
 
 
@@ -108,7 +113,7 @@ class Judged(Value, frozen=True, tag="judged", tag_field="record"):
     kernel: str
     outcome: Outcome
     answers: tuple[Answer, ...] = ()
-    twins: dict[str, Answer] = msgspec.field(default_factory=dict)
+    twins: dict[Twin, Answer] = msgspec.field(default_factory=dict)
 
 
 class Calibrated(Value, frozen=True, tag="calibrated", tag_field="record"):

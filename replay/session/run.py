@@ -12,16 +12,15 @@ from filelock import FileLock, Timeout
 
 from replay import cache
 from replay.errors import EnvironmentRefused
-from replay.exactness import Got, digest
-from replay.exactness.judge import TWIN, held, judge, judge_twin
+from replay.exactness import Got, Mismatch, digest
+from replay.exactness.judge import TWIN, graded, judge, with_twin
 from replay.exactness.trust import mistrust
 from replay.identity import Hashes
 from replay.kernels.registry import unavailable
-from replay.model import NULL, Case, Exact, Inexact, Kernel, NotRun, Outcome
+from replay.model import GRADES, NULL, Case, Exact, Inexact, Kernel, NotRun, Outcome, Twin
 from replay.oracle.moe import ExpertRows
 from replay.session import journal as j
 from replay.session.child import Ceiled, Done, Raised, Ran, Sampled, judge_main, time_main
-from replay.session.selftest import unasked
 from replay.session.workers import Died, Ending, Worker, device_lost, healthy, selftested
 from replay.stages import STAGES
 from replay.stages.stage import Outputs, Tensors
@@ -29,8 +28,11 @@ from replay.stages.vary import inputs_when_timed
 from replay.timing.floors import most_processes
 from replay.timing.spans import Options
 
+TIMED_S = 300.0
 TIMED_LONGER = 2.5  # a timed case, in which all kernels take turns, may be silent for so many times as long as a judged one
 WAITING = "waiting: another run is timing on this device"
+
+CONTIGUOUS_ONLY = "contiguous inputs only"
 
 Progress = Callable[[str, int, int], None]
 Arm = tuple[str, Kernel]
@@ -95,8 +97,7 @@ class Session:
         if self.state.finished:
             return
         if self.state.selftested is None:
-            why = unasked(self.plan.device)
-            self.write(j.Selftested(() if why else selftested(self.plan.device), why))
+            self.write(selftested(self.plan.device))
         for stage in self.plan.stages():
             self._truth.clear()
             self._probe(stage)
@@ -137,7 +138,7 @@ class Session:
             inputs = inputs_when_timed(stage, case) if timed else stage.inputs(case)
             want = stage.expected(case.problem, inputs)
             if not case.twin and not timed and key[0] not in self.state.posed:
-                self.write(j.Posed(key[0], stage.work(case.problem, inputs)))
+                self.write(j.Posed(key[0], stage.work(case.problem, inputs), stage.degenerate(case.problem, inputs)))
             self._truth[key] = ({n: t for n, t in inputs.items() if not isinstance(t, ExpertRows)}, want)
         return self._truth[key]
 
@@ -209,15 +210,19 @@ class Session:
         found = j.Judged(str(case.id), kernel.id, judge(stage, case, inputs, want, ran.repeats, ran.trespasses))
         if not isinstance(found.outcome, Exact):
             return found
-        twins = {case.twinned(name): got for name, got in ran.twins.items()}  # type: ignore[arg-type]  # a child's answer
-        for twin, got in twins.items():
-            if wrong := judge_twin(stage, twin, *self.truth(twin), got):
-                return msgspec.structs.replace(found, outcome=wrong)
-        return msgspec.structs.replace(
-            found, outcome=msgspec.structs.replace(found.outcome, prepack=ran.prepack),
-            answers=tuple(self.answer(case, got) for got in ran.repeats),
-            twins={twin.twin: self.answer(twin, got) for twin, got in twins.items()},
-        )  # fmt: skip
+        outcome: Exact | Inexact = msgspec.structs.replace(found.outcome, prepack=ran.prepack)
+        twins: dict[Twin, j.Answer] = {}
+        for name, got in ran.twins.items():
+            twin = case.twinned(name)
+            assert isinstance(outcome, Exact)
+            outcome = with_twin(stage, twin, *self.truth(twin), got, outcome)
+            if not isinstance(outcome, Exact):
+                return j.Judged(found.case, found.kernel, outcome)
+            twins[name] = self.answer(twin, got)
+        if "strided" not in kernel.layouts:
+            outcome = msgspec.structs.replace(outcome, detail="; ".join(filter(None, (outcome.detail, CONTIGUOUS_ONLY))))
+        answers = tuple(self.answer(case, got) for got in ran.repeats)
+        return j.Judged(found.case, found.kernel, outcome, answers, twins)
 
     def answer(self, case: Case, got: Got, *, timed: bool = False) -> j.Answer:
         """What a call wrote, in canonical form, as the journal keeps it."""
@@ -315,9 +320,13 @@ class Session:
         stage = STAGES[case.problem.stage]
         inputs, want = self.truth(case, timed=True)
         for arm, got in outputs.items():
-            if found := held(stage, case.problem, inputs, want, got):
-                when = f"after timing, {TWIN[case.twin]}" if case.twin else "in a timed call: "
+            found = graded(stage, case.problem, inputs, want, got)
+            outcome = self.state.outcomes[str(case.id), arm.removesuffix(NULL)]
+            when = f"after timing, {TWIN[case.twin]}" if case.twin else "in a timed call: "
+            if isinstance(found, Mismatch):
                 yield arm, when + found.text(stage.label(case, found.output, found.row))
+            elif isinstance(outcome, Exact) and GRADES.index(found.grade) > GRADES.index(outcome.grade):
+                yield arm, f"{when}{found.grade}, judged {outcome.grade}: {found.detail}"
 
     def _charge(self, worker: Worker, process: int, job: tuple[Case, tuple[Arm, ...]], died: Died) -> None:
         case, arms = job

@@ -14,7 +14,7 @@ from replay.kernels.sycl.selftest import Array, answer
 from replay.model import Case, CaseId, Finding, Geometry, Routes, Source
 from replay.oracle.arith import bf16_to_f32, rn_bf16, silu
 from replay.session.arms import Arms
-from replay.session.child import Done, Tested, judged_calls, log_to
+from replay.session.child import Done, Tested, begin, judged_calls, log_to
 from replay.stages import STAGES, problem_for
 
 ITEMS = 1 << 18
@@ -119,5 +119,6 @@ def selftest(device: Device) -> tuple[Finding, ...]:
 def selftest_main(pipe: Connection, device: str, log: str) -> None:
     """The self-tests in a child process."""
     log_to(log)
+    begin(())
     pipe.send(Tested(selftest(Device(device))))
     pipe.send(Done())

@@ -17,12 +17,13 @@ from typing import Any, Literal
 
 from replay.devices import cpu_facts
 from replay.errors import EnvironmentRefused
-from replay.model import Finding
 from replay.session.child import Done, Found, Message, Raised, Started, Tested, health_main, probe_main
-from replay.session.selftest import selftest_main
+from replay.session.journal import Selftested
+from replay.session.selftest import selftest_main, unasked
 
 _context = multiprocessing.get_context("forkserver")
 PROBE_TIMEOUT_S = 60.0
+SELFTEST_TIMEOUT_S = 300.0  # the first time on a machine it compiles
 PRELOAD = ["numpy", "torch", "replay.session.child", "replay.kernels.eager"]
 
 
@@ -53,16 +54,18 @@ def probe(device: str) -> dict[str, Any]:
     return facts
 
 
-def selftested(device: str) -> tuple[Finding, ...]:
-    """What the device answers to its self-tests, asked in a child. EnvironmentRefused where it does not come back."""
-    worker = Worker(selftest_main, device, timeout_s=PROBE_TIMEOUT_S)
-    findings: tuple[Finding, ...] = ()
+def selftested(device: str) -> Selftested:
+    """What the device answers to its self-tests, asked in a child."""
+    if why := unasked(device):
+        return Selftested((), unasked=why)
+    worker = Worker(selftest_main, device, timeout_s=SELFTEST_TIMEOUT_S)
+    found = Selftested((), died="ended without an answer")
     for message in worker.listen():
         if isinstance(message, Tested):
-            findings = message.findings
+            found = Selftested(message.findings)
         if isinstance(message, Died):
-            raise EnvironmentRefused(f"--device: {device}: its self-test died: {message.how}: {message.log_tail}")
-    return findings
+            found = Selftested((), died=f"{message.how}: {message.log_tail}")
+    return found
 
 
 Ending = Literal["CRASHED", "TIMEOUT", "DEVICE_LOST"]

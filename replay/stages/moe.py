@@ -274,79 +274,96 @@ _GEMM_IN = "rows_per_expert offsets unpermuted_to_permuted topk_ids"
 _WEIGHTS = "w13 w13_scale w2 w2_scale"
 _SHARED = "shared_w13 shared_w13_scale shared_w2 shared_w2_scale"
 
+
+def _edge(problem: Problem, inputs: Tensors) -> bool:
+    """A token without any expert of this rank, or one that is all zero. (Experts without rows are the rule, not an edge.)"""
+    name = next((n for n in ("topk_ids", "unpermuted_to_permuted") if n in inputs), None)
+    ids = np.asarray(inputs[name]) if name else np.zeros((1, 1), np.int32)
+    mapped = expert_map(problem)
+    here = ids if mapped is None else np.where(ids >= 0, mapped[ids], -1)
+    x = np.asarray(inputs.get("x", np.ones((1, 1), np.uint16)))
+    return bool((here < 0).all(1).any() or (x & 0x7FFF == 0).all(1).any())
+
+
 _ARITHMETIC = ("division", "contraction", "bf16", "gates")
 
+
+def _stage(**fields: Any) -> Stage:
+    """A MoE stage: all have the same labels and the same edges."""
+    return Stage(label=_label, degenerate=_edge, **fields)
+
+
 STAGES = (
-    Stage(
+    _stage(
         name="moe.quantize", modes={"quant": (*QUANT, r"group_trunc:[1-9]\d*")}, check=_check_group,
         specs=_specs("x", "", "q q_scale"), inputs=_draw({"x": lambda c: c.x}), oracle=_quantize,
-        work=_work("x q q_scale"), canonical=_as_is, label=_label, relabel=None, probes=("x",), rests_on=("division", "bf16"),
+        work=_work("x q q_scale"), canonical=_as_is, relabel=None, probes=("x",), rests_on=("division", "contraction"),
     ),
-    Stage(
+    _stage(
         name="moe.route", modes={"expert_map": EXPERT_MAP}, check=_check_map,
         specs=_specs("topk_ids expert_map", "", "rows_per_expert offsets unpermuted_to_permuted"),
         inputs=_draw({"topk_ids": lambda c: c.topk_ids}), oracle=_route,
-        work=_work("topk_ids rows_per_expert offsets unpermuted_to_permuted"), canonical=_canonical_route, label=_label,
+        work=_work("topk_ids rows_per_expert offsets unpermuted_to_permuted"), canonical=_canonical_route,
         relabel=None, probes=("topk_ids",),
     ),
-    Stage(
+    _stage(
         name="moe.remap", modes={}, specs=_specs("q q_scale unpermuted_to_permuted", "", "a a_scale"),
         inputs=_draw({"q": lambda c: c.quantized[0], "q_scale": lambda c: c.quantized[1],
                       "unpermuted_to_permuted": lambda c: c.permuted}),
-        oracle=_remap, work=_work("q q_scale unpermuted_to_permuted a a_scale"), canonical=_as_is, label=_label,
+        oracle=_remap, work=_work("q q_scale unpermuted_to_permuted a a_scale"), canonical=_as_is,
         relabel=None, probes=("q", "q_scale", "unpermuted_to_permuted"),
     ),
-    Stage(
+    _stage(
         name="moe.gemm1", modes={"epilogue": EPILOGUE, "bias": BIAS},
         specs=_specs(f"a a_scale {_GEMM_IN}", "w13 w13_scale w13_bias", "gate_up"),
         inputs=_draw({**_A, **_ROUTED, **_weights("w13", "w13_scale", "w13_bias")}), oracle=_gemm1,
-        work=_work("a a_scale offsets gate_up", _ops13), canonical=_as_is, label=_label,
+        work=_work("a a_scale offsets gate_up", _ops13), canonical=_as_is,
         relabel=relabel, probes=("a", "a_scale", "w13", "w13_scale"), rests_on=("contraction", "bf16"),
     ),
-    Stage(
+    _stage(
         name="moe.act_quant", modes={"act": ACT, "quant": QUANT}, specs=_specs("gate_up offsets", "", "h h_scale"),
         inputs=_draw({"gate_up": lambda c: _pad(c.gate_up, _total(c)), "offsets": lambda c: c.offsets}),
-        oracle=_act_quant, work=_work("gate_up h h_scale"), canonical=_as_is, label=_label, relabel=None,
-        probes=("gate_up",), rests_on=("division", "bf16", "gates"),
+        oracle=_act_quant, work=_work("gate_up h h_scale"), canonical=_as_is, relabel=None,
+        probes=("gate_up",), rests_on=("division", "contraction", "bf16", "gates"),
     ),
-    Stage(
+    _stage(
         name="moe.gemm2", modes={"epilogue": EPILOGUE, "bias": BIAS},
         specs=_specs(f"h h_scale {_GEMM_IN}", "w2 w2_scale w2_bias", "y"),
         inputs=_draw({**_H, **_ROUTED, **_weights("w2", "w2_scale", "w2_bias")}), oracle=_gemm2,
-        work=_work("h h_scale offsets y", _ops2), canonical=_as_is, label=_label,
+        work=_work("h h_scale offsets y", _ops2), canonical=_as_is,
         relabel=relabel, probes=("h", "h_scale", "w2", "w2_scale"), rests_on=("contraction", "bf16"),
     ),
-    Stage(
+    _stage(
         name="moe.combine", modes={"combine_fma": FMA}, specs=_specs("y unpermuted_to_permuted topk_weights", "", "out"),
         inputs=_draw({"y": lambda c: _pad(c.down, _total(c)), "unpermuted_to_permuted": lambda c: c.permuted,
                       "topk_weights": lambda c: c.topk_weights}),
-        oracle=_combine, work=_work("y unpermuted_to_permuted topk_weights out"), canonical=_as_is, label=_label,
+        oracle=_combine, work=_work("y unpermuted_to_permuted topk_weights out"), canonical=_as_is,
         relabel=None, probes=("y", "topk_weights", "unpermuted_to_permuted"), rests_on=("contraction", "bf16"),
     ),
-    Stage(
+    _stage(
         name="moe.shared", modes={"epilogue": EPILOGUE, "act": ACT, "quant": QUANT},
         specs=_specs("x routed shared_gate", _SHARED, "out"),
         inputs=_draw({"x": lambda c: c.x, "routed": lambda c: c.combined, "shared_gate": lambda c: c.shared_gate,
                       **_weights(*_SHARED.split())}),
         oracle=_shared, work=_work("x routed out shared_gate", lambda g: _ops13(g) + _ops2(g)),
-        canonical=_as_is, label=_label, relabel=_in_place,
+        canonical=_as_is, relabel=_in_place,
         probes=("x", "routed", "shared_gate", "shared_w13", "shared_w13_scale", "shared_w2", "shared_w2_scale"),
         rests_on=_ARITHMETIC,
     ),
-    Stage(
+    _stage(
         name="moe.middle", modes={"epilogue": EPILOGUE, "act": ACT, "quant": QUANT},
         specs=_specs(f"a a_scale {_GEMM_IN}", _WEIGHTS, "y"),
         inputs=_draw({**_A, **_ROUTED, **_weights(*_WEIGHTS.split())}), oracle=_middle,
-        work=_work("a a_scale offsets y", lambda g: _ops13(g) + _ops2(g)), canonical=_as_is, label=_label,
+        work=_work("a a_scale offsets y", lambda g: _ops13(g) + _ops2(g)), canonical=_as_is,
         relabel=relabel, probes=("a", "a_scale", "w13", "w13_scale", "w2", "w2_scale"), rests_on=_ARITHMETIC,
     ),
-    Stage(
+    _stage(
         name="moe.layer", modes={"quant": QUANT, "epilogue": EPILOGUE, "act": ACT, "combine_fma": FMA, "shared": SHARED},
         specs=_specs("x topk_ids topk_weights shared_gate", f"{_WEIGHTS} {_SHARED}", "out"),
         inputs=_draw({"x": lambda c: c.x, "topk_ids": lambda c: c.topk_ids, "topk_weights": lambda c: c.topk_weights,
                       "shared_gate": lambda c: c.shared_gate, **_weights(*_WEIGHTS.split(), *_SHARED.split())}),
         oracle=_layer, work=_work("x topk_ids topk_weights out", lambda g: _ops13(g) + _ops2(g)),
-        canonical=_as_is, label=_label, relabel=relabel,
+        canonical=_as_is, relabel=relabel,
         probes=("x", "topk_ids", "topk_weights", "w13", "w13_scale", "w2", "w2_scale"), rests_on=_ARITHMETIC,
     ),
 )  # fmt: skip

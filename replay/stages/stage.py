@@ -32,18 +32,22 @@ def _accept(problem: Problem) -> None:
     """Most stages take every problem that their modes allow."""
 
 
+def _ordinary(problem: Problem, inputs: Tensors) -> bool:
+    """Most stages have no edges of that kind."""
+    return False
+
+
 @dataclass(frozen=True)
 class Budget:
     """How far an honest kernel may be from the oracle in one output, beside being equal to it.
 
     At most ``ulp`` scaled ulp in any element (semantics: WITHIN_ULP) and ``flips`` elements of a row that are not
-    bit-equal. ``name`` is what a table shows, ``reason`` why there is a budget at all.
+    bit-equal. ``name`` is what a table shows; why there is a budget stands beside it in the stage.
     """
 
     name: str
     ulp: float
     flips: int
-    reason: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,9 +62,12 @@ class Stage:
 
     ``rests_on`` names the self-tests (session/selftest.py) of what the stage's arithmetic asks of a device.
     ``selects``: among equal values any choice is right, and ``canonical`` turns it into the oracle's; a kernel that chose
-    otherwise is TIE_EQUIVALENT. ``budgets``: output → what makes a kernel WITHIN_ULP; an output without one is held to
-    its bits. ``row_scale`` gives an output's rows [R] the absmax of what was reduced into them, where there is a
-    reduction.
+    otherwise is TIE_EQUIVALENT. ``budgets``: output of floats → what makes a kernel WITHIN_ULP; an output without one is
+    held to its bits. ``row_scale`` gives what was reduced into an output's rows its absmax, in an array that broadcasts to
+    the rows that the oracle defines; it is given the inputs without the experts' weights.
+
+    ``degenerate``: whether a case is an edge that may legitimately leave outputs where they are; such are told, and no
+    oracle is probed on them.
     """
 
     name: str
@@ -74,6 +81,7 @@ class Stage:
     relabel: Callable[[Tensors, NDArray[Any]], Tensors] | None
     probes: tuple[str, ...]
     check: Callable[[Problem], None] = _accept
+    degenerate: Callable[[Problem, Tensors], bool] = _ordinary
     rests_on: tuple[str, ...] = ()
     selects: bool = False
     budgets: Mapping[str, Budget] = field(default_factory=dict)

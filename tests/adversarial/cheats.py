@@ -186,6 +186,23 @@ def from_the_collector(problem: Problem, weights: Any) -> Run:
     return run
 
 
+def remembers_when_strided(problem: Problem, weights: Any) -> Run:
+    """Works on contiguous inputs; on strided ones it gives what it gave last."""
+    right = prepare_route(problem, weights)
+
+    def run(t: Mapping[str, Any]) -> None:
+        if problem.layout == "contiguous":
+            right(t)
+            _last["kept"] = _kept(t)
+        else:
+            _give(t, _last["kept"])
+
+    return run
+
+
+_last: dict[str, list[tuple[str, Any]]] = {}
+
+
 def patches_the_clock(problem: Problem, weights: Any) -> Run:
     """Makes time stand still for whoever asks after it was imported."""
     right = prepare_route(problem, weights)
@@ -197,7 +214,7 @@ def patches_the_clock(problem: Problem, weights: Any) -> Run:
 
 ROUTE = (
     "by_pointer", "by_shape", "by_fingerprint", "by_some_bytes", "by_fingerprint_across_prepares", "left_from_before",
-    "if_not_there", "later", "once_more", "nothing", "patches_the_clock",
+    "if_not_there", "later", "once_more", "nothing", "remembers_when_strided", "patches_the_clock",
 )  # fmt: skip
 COMBINE = ("all_nan", "another_tensor", "wider", "mutates", "skips_padding", "from_the_collector")
 KERNELS = [

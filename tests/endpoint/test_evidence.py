@@ -10,7 +10,7 @@ import pytest
 
 from replay.endpoint.reasons import REASONS, Refusal, exit_code
 from replay.errors import InputError
-from replay.model import Exact
+from replay.model import TWINS, Exact
 from replay.session import journal as j
 from tests.endpoint.conftest import BASE, MINE, NULL, RED, SECOND, Change, Run, changed, scaled, without
 
@@ -269,13 +269,13 @@ def test_a_red_case_called_green_is_seen_by_its_answers(steady: Run) -> None:
     def change(record: j.Record) -> j.Record:
         if isinstance(record, j.Judged) and record.kernel == RED:
             answers = tuple(j.Answer(poison, "0" * 64) for poison in (255, 123, 255, 123))
-            return j.Judged(record.case, RED, Exact("BITWISE", 4), answers, {"second": answers[0], "strided": answers[0]})
+            return j.Judged(record.case, RED, Exact("BITWISE", 4), answers, dict.fromkeys(TWINS, answers[0]))
         return record
 
     assert "evidence_differs" in steady.write(changed(steady.records(), change)).codes(RED)
 
 
-@pytest.mark.parametrize("twin", ["second", "strided"])
+@pytest.mark.parametrize("twin", TWINS)
 def test_an_answer_to_a_twin_is_demanded(steady: Run, twin: str) -> None:
     """A green line that lost what the kernel wrote on other bytes, or on strided inputs, is not granted."""
 
@@ -292,11 +292,73 @@ def test_a_budget_is_no_promotion(steady: Run) -> None:
 
     def change(record: j.Record) -> j.Record:
         if isinstance(record, j.Judged) and record.kernel == MINE:
-            outcome = msgspec.structs.replace(record.outcome, grade="WITHIN_ULP", detail="out within other_order: 1 of 2 …")
-            return msgspec.structs.replace(record, outcome=outcome)
-        return record
+            return budgeted(record)
+        return otherwise(record, MINE)
 
     assert steady.write(changed(steady.records(), change)).codes() == ["not_bitwise"]
+
+
+def budgeted(record: j.Judged) -> j.Judged:
+    """A green line within a budget: other bits than the oracle's, in every answer."""
+    outcome = msgspec.structs.replace(record.outcome, grade="WITHIN_ULP", detail="out within other_order: 1 of 2 …")
+    other = j.Answer(255, "1" * 64)
+    twins = dict.fromkeys(record.twins, other)
+    return msgspec.structs.replace(record, outcome=outcome, answers=(other,) * len(record.answers), twins=twins)
+
+
+def otherwise(record: j.Record, kernel: str) -> j.Record:
+    """The answers of a kernel's timed calls, other than the oracle's."""
+    if not isinstance(record, j.Timed):
+        return record
+    other = j.Answer(255, "1" * 64)
+    return msgspec.structs.replace(
+        record,
+        answers={arm: other if arm.removesuffix(NULL) == kernel else a for arm, a in record.answers.items()},
+        second={arm: other if arm.removesuffix(NULL) == kernel else a for arm, a in record.second.items()},
+    )
+
+
+def test_a_baseline_within_its_budget_may_be_compared_with(steady: Run) -> None:
+    """Its bits are not the oracle's, and nothing is claimed of them."""
+
+    def change(record: j.Record) -> j.Record:
+        if isinstance(record, j.Judged) and record.kernel == BASE:
+            return budgeted(record)
+        return otherwise(record, BASE)
+
+    assert steady.write(changed(steady.records(), change)).codes() == []
+
+
+def test_the_self_test_is_demanded(steady: Run) -> None:
+    """No record of it, a device that was not asked or died of it, and a wrong answer that the kernel rests on."""
+    records = steady.records()
+
+    def tested(new: j.Selftested | None) -> list[str]:
+        return steady.write(changed(records, lambda r: new if isinstance(r, j.Selftested) else r)).codes()
+
+    known = next(r for r in records if isinstance(r, j.Selftested))
+    assert tested(None) == ["selftest"]
+    assert tested(j.Selftested((), unasked="no SYCL kernels on cuda")) == ["selftest"]
+    assert tested(j.Selftested((), died="signal SIGSEGV")) == ["selftest"]
+    for key, codes in (("contraction", ["selftest"]), ("square_root", [])):
+        wrong = tuple(msgspec.structs.replace(f, wrong=int(f.key == key)) for f in known.findings)
+        assert tested(j.Selftested(wrong)) == codes
+
+
+def test_a_plan_that_asks_for_less_is_refused(steady: Run) -> None:
+    """A kernel declared other than it is registered, and a twin in the place of a case."""
+    records = steady.records()
+    begun = records[0]
+    assert isinstance(begun, j.Begun)
+    replace = msgspec.structs.replace
+
+    def planned(**fields: Any) -> list[str]:
+        return steady.write([replace(begun, plan=replace(begun.plan, **fields)), *records[1:]]).codes()
+
+    for field, value in (("layouts", ("contiguous",)), ("rests_on", ())):
+        kernels = tuple(replace(k, **{field: value}) if k.id == MINE else k for k in begun.plan.kernels)
+        assert "rebuilt_kernel" in planned(kernels=kernels)
+    assert "evidence_differs" in planned(cases=tuple(replace(c, twin="second") for c in begun.plan.cases))
 
 
 def test_all_reasons_are_listed(steady: Run) -> None:

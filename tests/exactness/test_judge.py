@@ -7,13 +7,14 @@ import numpy as np
 import pytest
 
 from replay.exactness import Got
-from replay.exactness.judge import judge, judge_twin
-from replay.model import Case, Exact, Inexact, Problem, Spec
+from replay.exactness.judge import TWIN, judge, with_twin
+from replay.model import TWINS, Case, Exact, Geometry, Inexact, Problem, Spec, Twin
+from replay.oracle.arith import bf16_to_f32
 from replay.stages import STAGES
 from replay.stages.stage import Budget, Outputs, Stage
 from tests.conftest import make_case
 
-BUDGET = Budget("other_order", ulp=2, flips=3, reason="a sum in another order")
+BUDGET = Budget("other_order", ulp=2, flips=3)  # as a sum in another order would need
 LOOSE = dataclasses.replace(STAGES["moe.combine"], budgets={"out": BUDGET})
 CASE = make_case("moe.combine", tokens=4)
 INPUTS = LOOSE.inputs(CASE)
@@ -35,7 +36,7 @@ def judged(*repeats: Got, stage: Stage = LOOSE, case: Case = CASE) -> Exact | In
 def test_within_its_budget() -> None:
     """As far as the budget goes, with what was spent; the same bits without a budget are a FAIL."""
     found = judged(off(1, 0, 2), off(1, 0, 2))
-    assert found == Exact("WITHIN_ULP", 2, detail="out within other_order: 2 of 2 scaled ulp, 2 of 3 flips a row")
+    assert found == Exact("WITHIN_ULP", 2, detail="out within other_order: 2 of 2 scaled ulp (elementwise 2), 2 of 3 flips a row")
     assert isinstance(judged(off(1), stage=STAGES["moe.combine"]), Inexact)
     assert judged(off(0)) == Exact("BITWISE", 1)
 
@@ -54,11 +55,25 @@ def test_beyond_its_budget(steps: tuple[int, ...]) -> None:
 
 
 def test_a_row_of_larger_terms_allows_more() -> None:
-    """row_scale is the absmax of what was reduced into the row: the same distance is less of it."""
-    scale = np.abs(np.array([1e3, 1e3, 1e3, 1e3]))
-    scaled = dataclasses.replace(LOOSE, row_scale=lambda p, t, name: scale)
+    """row_scale is the absmax of what was reduced into the row: the same distance is less of it, and printed beside it."""
+    scaled = dataclasses.replace(LOOSE, row_scale=lambda p, t, name: np.full((4, 1), 1e3))
     assert isinstance(judged(off(9)), Inexact)
-    assert getattr(judged(off(9), stage=scaled), "grade", "") == "WITHIN_ULP"
+    found = judged(off(9), stage=scaled)
+    assert getattr(found, "grade", "") == "WITHIN_ULP"
+    assert "(elementwise 9)" in found.detail
+
+
+def test_past_a_budget_the_worst_is_what_is_worst_on_its_scale() -> None:
+    """An element that cancels is far off by its own measure and no fault; the one named is the one past the budget."""
+    scaled = dataclasses.replace(LOOSE, row_scale=lambda p, t, name: np.full((4, 1), 1.0))
+    out = WANT["out"].copy()
+    wide = bf16_to_f32(out[2])
+    small, large = int(np.abs(wide).argmin()), int(np.abs(wide).argmax())
+    out[2, large] += 16
+    out[2, small] ^= 0x8000
+    found = judged(Got({"out": out}, 0xFF), stage=scaled)
+    assert isinstance(found, Inexact)
+    assert f"worst at column {large} " in found.detail
 
 
 def test_repeats_that_differ_within_the_budget_are_not_averaged_away() -> None:
@@ -74,13 +89,28 @@ def test_a_guard_band_weighs_more_than_a_budget() -> None:
     assert found == Inexact("FAIL", -1, "wrote outside out")
 
 
-def test_a_twin_has_the_same_budget() -> None:
-    """Other bytes and strided inputs are held to what the case is held to."""
-    twin = CASE.twinned("strided")
-    assert judge_twin(LOOSE, twin, INPUTS, WANT, off(2)) is None
-    found = judge_twin(LOOSE, twin, INPUTS, WANT, off(3))
-    assert found is not None
-    assert found.detail.startswith("on strided inputs (a kernel that takes contiguous ones only declares")
+@pytest.mark.parametrize("name", TWINS)
+def test_a_twin_counts_as_much_as_a_repeat(name: Twin) -> None:
+    """A twin within the budget takes BITWISE from its case; one beyond it is a FAIL that says on which inputs."""
+    twin, green = CASE.twinned(name), Exact("BITWISE", 2)
+    assert with_twin(LOOSE, twin, INPUTS, WANT, off(0), green) == green
+    less = with_twin(LOOSE, twin, INPUTS, WANT, off(2), green)
+    assert isinstance(less, Exact)
+    assert (less.grade, less.detail.startswith(TWIN[name])) == ("WITHIN_ULP", True)
+    wrong = with_twin(LOOSE, twin, INPUTS, WANT, off(3), green)
+    assert isinstance(wrong, Inexact)
+    assert wrong.detail.startswith(TWIN[name])
+
+
+def test_the_mode_that_matches_is_told_of_a_twin_too() -> None:
+    """Wrong on strided inputs alone, and right there under another mode."""
+    stage = STAGES["moe.quantize"]
+    case = make_case("moe.quantize", Geometry.parse("qwen36:tp4:hidden=2048,experts=16,top_k=4"), tokens=64).twinned("strided")
+    inputs = stage.inputs(case)
+    other = stage.oracle(case.problem.with_mode("quant", "div_half_even"), inputs)
+    found = with_twin(stage, case, inputs, stage.expected(case.problem, inputs), Got(other, 0xFF), Exact("BITWISE", 2))
+    assert isinstance(found, Inexact)
+    assert "matches mode quant=div_half_even" in found.detail
 
 
 # ---------------------------------------------------------------- a stage that selects

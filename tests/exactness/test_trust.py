@@ -73,10 +73,35 @@ def test_edge_cases_are_not_held_against_an_oracle() -> None:
     """A token without experts, alone in its suite, leaves the stage unprobed; beside another case it is passed over."""
     case = make_case("moe.combine", tokens=2)
     empty = msgspec.structs.replace(case, routes=msgspec.structs.replace(case.routes, topk_ids=((-1,) * 4,) * 2))
-    assert empty.degenerate
-    assert not case.degenerate
+    stage = STAGES["moe.combine"]
+    assert stage.degenerate(empty.problem, stage.inputs(empty))
+    assert not stage.degenerate(case.problem, stage.inputs(case))
     constant = dataclasses.replace(
         STAGES["moe.combine"], oracle=lambda p, t: {"out": np.zeros((2, p.geometry.hidden), np.uint16)}
     )
     assert mistrust(constant, [empty]) is None
     assert mistrust(constant, [empty, case]) is not None
+
+
+def test_a_token_of_another_rank_is_an_edge() -> None:
+    """Under an expert map a token may have no expert here, and one case whose ids all lie elsewhere spoils no stage."""
+    stage = STAGES["moe.route"]
+    elsewhere = make_case("moe.route", tokens=1, expert_map="ep16:15")
+    ids = msgspec.structs.replace(elsewhere.routes, topk_ids=((1, 2, 3, 4),))
+    elsewhere = msgspec.structs.replace(elsewhere, routes=ids)
+    assert stage.degenerate(elsewhere.problem, stage.inputs(elsewhere))
+    here = msgspec.structs.replace(elsewhere, routes=msgspec.structs.replace(ids, topk_ids=((15, 2, 3, 4),)))
+    assert not stage.degenerate(here.problem, stage.inputs(here))
+    assert mistrust(stage, [elsewhere]) is None
+    assert mistrust(stage, [elsewhere, here]) is None
+
+
+def test_a_row_of_zeros_is_an_edge() -> None:
+    """Its output may legitimately stay where it is."""
+    case = make_case("moe.layer", tokens=2)
+    stage = STAGES["moe.layer"]
+    inputs = dict(stage.inputs(case))
+    inputs["x"] = np.array(inputs["x"])
+    assert not stage.degenerate(case.problem, inputs)
+    inputs["x"][1] = 0x8000  # −0 is zero as well
+    assert stage.degenerate(case.problem, inputs)

@@ -27,8 +27,8 @@ def test_cancellation_is_measured_on_the_rows_scale() -> None:
     """What is a thousand steps of a small result is a small part of one of what was summed."""
     want, got = np.array([[2.0**-10, 1.0]], np.float32), np.array([[2.0**-10 + 2.0**-23, 1.0]], np.float32)
     assert scaled_ulp(want, got, "f32")[0].tolist() == [1024.0, 0.0]
-    assert scaled_ulp(want, got, "f32", np.array([1.0]))[0].tolist() == [1.0, 0.0]
-    assert scaled_ulp(want, got, "f32", np.array([0.0]))[0].tolist() == [1024.0, 0.0]  # no reduction: plain ulp
+    assert scaled_ulp(want, got, "f32", np.array([[1.0]]))[0].tolist() == [1.0, 0.0]
+    assert scaled_ulp(want, got, "f32", np.array([[0.0]]))[0].tolist() == [1024.0, 0.0]  # no reduction: plain ulp
 
 
 @pytest.mark.parametrize(
@@ -41,4 +41,4 @@ def test_cancellation_is_measured_on_the_rows_scale() -> None:
 def test_what_is_not_finite_is_right_or_infinitely_far(want: float, got: float, distance: float) -> None:
     """A NaN is no wildcard, and no scale makes an infinity near."""
     one, other = np.array([[want]], np.float32), np.array([[got]], np.float32)
-    assert scaled_ulp(one, other, "f32", np.array([1e30]))[0, 0] == distance
+    assert scaled_ulp(one, other, "f32", np.array([[1e30]]))[0, 0] == distance

@@ -158,6 +158,9 @@ def test_what_is_wrong_with_a_row_stays_in_its_row(rows: set[int], value: float)
         ran = judged_calls(ARMS, kernel, case, 0, [given_, given_])
         want = stage.expected(case.problem, given_)
         assert isinstance(judge(stage, case, given_, want, ran.repeats, ran.trespasses), Exact)
+        for name, unspoiled in stage.expected(case.problem, inputs).items():
+            others = sorted(set(range(len(unspoiled))) - rows)
+            assert (want[name][others] == unspoiled[others]).all()
 
 
 # pytorch/ao 4713, flashinfer 4287: an all-zero token

@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 import numpy as np
 
-from replay.exactness.judge import judge
+from replay.exactness.judge import judge, with_twin
 from replay.kernels.registry import registered
 from replay.model import Case, CaseId, Exact, Inexact, Kernel, Routes, Source
 from replay.oracle.arith import rn_bf16
@@ -155,12 +155,20 @@ def special(inputs: dict[str, Any], values: str) -> dict[str, Any]:
 
 
 def check(arms: Arms, kernel: Kernel, drawn: Drawn) -> Exact | Inexact:
-    """Judge one kernel on one drawn case in this process."""
+    """Judge one kernel on one drawn case in this process, on contiguous and on strided inputs."""
     case, stage = drawn.case, STAGES[drawn.case.problem.stage]
     inputs = special(arms.begin(case), drawn.values)
     want = stage.expected(case.problem, inputs)
     ran = judged_calls(arms, kernel, case, 0, [inputs, inputs])
-    return judge(stage, case, inputs, want, ran.repeats, ran.trespasses)
+    outcome = judge(stage, case, inputs, want, ran.repeats, ran.trespasses)
+    if not isinstance(outcome, Exact):
+        return outcome
+    twin = case.twinned("strided")
+    arms.begin(twin)
+    strided = judged_calls(arms, kernel, twin, 0, [inputs])
+    if strided.trespasses:
+        return Inexact("FAIL", -1, "; ".join(strided.trespasses))
+    return with_twin(stage, twin, inputs, want, strided.repeats[0], outcome)
 
 
 def kernels_of(stage: str) -> list[Kernel]:

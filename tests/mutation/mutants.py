@@ -44,6 +44,11 @@ def truncated_bf16(x: Any) -> Any:
     return (np.ascontiguousarray(x, np.float32).view(np.uint32) >> 16).astype(np.uint16)
 
 
+def contracted(a: Any, b: Any, c: Any) -> Any:
+    """a·b + c with one rounding to f32, as a compiler contracts it."""
+    return (np.asarray(a, np.float64) * np.asarray(b, np.float64) + np.asarray(c, np.float64)).astype(np.float32)
+
+
 # ---------------------------------------------------------------- what is changed
 
 _BINARY: dict[type[ast.operator], tuple[type[ast.operator], ...]] = {
@@ -57,8 +62,7 @@ _COMPARE: dict[type[ast.cmpop], tuple[type[ast.cmpop], ...]] = {
 _CALLS = {
     "np.rint": ("np.trunc", "round_half_away"), "np.trunc": ("np.rint", "np.floor"), "round_half_away": ("np.rint", "np.trunc"),
     "rn_bf16": ("truncated_bf16",), "np.maximum": ("np.minimum",), "np.max": ("np.min",), "np.abs": ("np.positive",),
-    "np.exp": ("np.expm1",), "np.cumsum": ("np.cumprod",), "np.ones": ("np.zeros",), "np.full": ("np.full_like",),
-    "silu": ("sigmoid",),
+    "np.exp": ("np.expm1",), "np.cumsum": ("np.cumprod",), "silu": ("sigmoid",),
 }  # fmt: skip
 _DTYPES = {"np.float64": "np.float32", "np.float32": "np.float64"}
 
@@ -69,6 +73,11 @@ def _binary(node: ast.BinOp) -> Iterator[ast.expr]:
     left = node.left
     if isinstance(left, ast.BinOp) and type(left.op) is type(node.op) and isinstance(node.op, ast.Mult | ast.Add):
         yield ast.BinOp(left.left, node.op, ast.BinOp(left.right, node.op, node.right))
+    if isinstance(node.op, ast.Add):  # contraction: a·b + c rounded once
+        for product, addend in ((node.left, node.right), (node.right, node.left)):
+            if isinstance(product, ast.BinOp) and isinstance(product.op, ast.Mult):
+                factors = ast.Tuple([product.left, product.right, addend], ast.Load())
+                yield ast.Call(ast.Name("contracted", ast.Load()), [ast.Starred(factors, ast.Load())], [])
 
 
 def _compare(node: ast.Compare) -> Iterator[ast.expr]:
@@ -93,8 +102,28 @@ def _call(node: ast.Call) -> Iterator[ast.expr]:
         yield ast.Call(ast.Name("reversed", ast.Load()), [node], [])
     if name == "np.argsort":
         yield ast.parse(f"np.argsort(-({ast.unparse(node.args[0])}), kind='stable')[::-1]", mode="eval").body
-    if isinstance(node.func, ast.Attribute) and node.func.attr in ("astype", "clip", "copy"):
+    if name == "bf16_to_f32" and ast.unparse(node.args[0]).startswith("rn_bf16("):
+        yield node.args[0].args[0]  # type: ignore[attr-defined]  # the rounding left out
+    if isinstance(node.func, ast.Attribute) and node.func.attr == "astype":
         yield node.func.value
+    if len(node.args) > 1 and not any(isinstance(a, ast.Starred) for a in node.args[:2]):
+        yield ast.Call(node.func, [node.args[1], node.args[0], *node.args[2:]], node.keywords)
+
+
+def _slice(node: ast.Slice) -> Iterator[ast.expr]:
+    if node.lower is not None:
+        yield ast.Slice(None, node.upper, node.step)
+    if node.upper is not None:
+        yield ast.Slice(node.lower, None, node.step)
+
+
+def _index(node: ast.Subscript) -> Iterator[ast.expr]:
+    """The neighbour of what an index names."""
+    if isinstance(node.slice, ast.Name):
+        before = ast.BinOp(node.slice, ast.Sub(), ast.Constant(1))
+        yield ast.Subscript(node.value, before, node.ctx)
+    if isinstance(node.slice, ast.Constant) and node.slice.value in _OTHER:
+        yield ast.Subscript(node.value, ast.Constant(_OTHER[node.slice.value]), node.ctx)
 
 
 def _constant(node: ast.Constant) -> Iterator[ast.expr]:
@@ -124,6 +153,13 @@ def _unary(node: ast.UnaryOp) -> Iterator[ast.expr]:
         yield node.operand
 
 
+# A tensor that could be taken for another of its kind.
+_OTHER = {
+    "q_scale": "a_scale", "a_scale": "w13_scale", "h_scale": "w2_scale", "w13": "w2", "w2": "w13", "w13_scale": "w2_scale",
+    "w2_scale": "w13_scale", "x": "routed", "routed": "x", "shared_w13": "w13", "shared_w2": "w2",
+}  # fmt: skip
+
+
 def _choice(node: ast.IfExp) -> Iterator[ast.expr]:
     yield node.body
     yield node.orelse
@@ -131,7 +167,7 @@ def _choice(node: ast.IfExp) -> Iterator[ast.expr]:
 
 _CHANGES: dict[type[ast.expr], Callable[[Any], Iterator[ast.expr]]] = {
     ast.BinOp: _binary, ast.Compare: _compare, ast.Call: _call, ast.Constant: _constant, ast.Attribute: _attribute,
-    ast.Tuple: _tuple, ast.UnaryOp: _unary, ast.IfExp: _choice,
+    ast.Tuple: _tuple, ast.UnaryOp: _unary, ast.IfExp: _choice, ast.Slice: _slice, ast.Subscript: _index,
 }  # fmt: skip
 
 
@@ -201,7 +237,7 @@ def _recode(module: str, function: str, tree: ast.FunctionDef, index: int, other
                     setattr(parent, name, [copy.deepcopy(other) if v is place else v for v in value])
         holder = importlib.import_module(module)
         namespace = vars(holder)
-        namespace.setdefault("truncated_bf16", truncated_bf16)
+        namespace |= {"truncated_bf16": truncated_bf16, "contracted": contracted}
         for needed in ("round_half_away", "sigmoid"):
             namespace.setdefault(needed, getattr(importlib.import_module("replay.oracle.arith"), needed))
         made: dict[str, Any] = {}

@@ -32,6 +32,7 @@ LISTED = Path(__file__).with_name("equivalent.toml")
 CASES = 60  # drawn cases a stage
 SUITE = ("tests/oracle", "tests/stages")
 PATIENCE_S = 60
+NOT_IN_FORCE = 3
 
 
 @dataclass(frozen=True)
@@ -76,18 +77,25 @@ def sees(found: Sequence[Shown]) -> bool:
     return False
 
 
-def killed_by_kernels(apply: Callable[[], None], found: Sequence[Shown]) -> bool:
-    """Whether what our kernels wrote tells the mutant from the oracle; asked in a fork, which dies with the mutant."""
+def killed_by_kernels(mutant: Mutant, apply: Callable[[], None], found: Sequence[Shown]) -> bool:
+    """Whether what our kernels wrote tells the mutant from the oracle; asked in a fork, which dies with the mutant.
+
+    RuntimeError for a mutant that cannot be put into force: it would be seen by nobody and count for nothing.
+    """
     child = os.fork()
     if child == 0:
         signal.alarm(PATIENCE_S)  # a mutant that never ends is seen as well
-        code = 1
+        code = NOT_IN_FORCE
         with contextlib.suppress(BaseException):
             sys.stderr = open(os.devnull, "w")  # noqa: SIM115  # a mutant's warnings are of no interest
             apply()
+            code = 1  # whatever it raises from here on is seen
             code = 1 if sees(found) else 0
         os._exit(code)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) != 0
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if code == NOT_IN_FORCE:
+        raise RuntimeError(f"{mutant}: could not be put into force")
+    return code != 0
 
 
 def killed_by_tests(mutant: Mutant) -> bool:
@@ -110,7 +118,7 @@ def main(word: str = "") -> int:
         return 1
     chosen = [(m, apply) for m, apply in mutants() if word in str(m)]
     print(f"{len(chosen)} mutants, {len(found)} cases of {len(STAGES)} stages ({time.monotonic() - begin:.0f} s)", flush=True)
-    left = [m for m, apply in chosen if not killed_by_kernels(apply, found)]
+    left = [m for m, apply in chosen if not killed_by_kernels(m, apply, found)]
     print(f"{len(chosen) - len(left)} seen by what kernels wrote ({time.monotonic() - begin:.0f} s)", flush=True)
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         alive = [m for m, killed in zip(left, pool.map(killed_by_tests, left), strict=True) if not killed]

@@ -1,5 +1,6 @@
 """The mutants: each changes one thing and can be put into force; the list of equivalent ones holds nothing else."""
 
+import inspect
 import os
 import tomllib
 from collections.abc import Callable
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 
 from replay.oracle import arith, moe, quant
-from tests.mutation.mutants import Mutant, mutants
+from tests.mutation.mutants import STAGE_FUNCTIONS, Mutant, mutants
 from tests.mutation.mutate_oracle import LISTED
 
 ALL = list(mutants())
@@ -16,17 +17,27 @@ BY_NAME = {str(m): apply for m, apply in ALL}
 
 
 def test_there_are_mutants_of_every_oracle() -> None:
-    """Hundreds, each under a name of its own, and every function of the oracles has some."""
-    assert len(BY_NAME) == len(ALL) > 300
+    """Hundreds, each under a name of its own; every function of the oracles has some, and what calls them for a stage."""
+    assert len(BY_NAME) == len(ALL) > 400
     functions = {(m.module, m.function) for m, _ in ALL}
     for module in (arith, quant, moe):
-        for name, thing in vars(module).items():
-            if callable(thing) and getattr(thing, "__module__", "") == module.__name__ and name not in WITHOUT:
-                assert (module.__name__, name) in functions, name
+        own = (n for n, f in vars(module).items() if inspect.isfunction(f) and f.__module__ == module.__name__)
+        assert {(module.__name__, name) for name in own} <= functions
+    assert {("replay.stages.moe", name) for name in STAGE_FUNCTIONS} <= functions
 
 
-# What they do is only to call others, and those have their mutants.
-WITHOUT = {"ExpertRows", "LayerWeights", "middle", "layer"}
+def test_every_mutant_can_be_put_into_force() -> None:
+    """One that could not be would look as if the suite had seen it."""
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            for apply in BY_NAME.values():
+                apply()
+            code = 0
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def test_every_listed_mutant_exists_and_has_a_proof() -> None:

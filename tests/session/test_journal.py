@@ -25,7 +25,7 @@ def written(tmp_path: Path) -> Path:
     path = tmp_path / j.NAME
     with j.Journal(path) as journal:
         journal.write(j.Begun(plan(), {"seed": 7}))
-        journal.write(j.Posed("a", Work(0, 0, 10, 0)))
+        journal.write(j.Posed("a", Work(0, 0, 10, 0), degenerate=False))
         journal.write(j.Judged("a", "k", Exact("BITWISE", 2)))
         journal.write(j.Finished(1))
     return path
