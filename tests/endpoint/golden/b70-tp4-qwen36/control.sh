@@ -72,7 +72,7 @@ if ! "$python" -c 'import replay.endpoint.preflight' 2>/dev/null; then
     echo "control.sh: python: expected one that has b70-replay, got $python" >&2
     exit 5
 fi
-"$python" -m replay.endpoint.preflight "$here" control 8e36841e80ff0f7a418e092f0ab78858a1db7972efa0a123f47cbdf5a5ba5285
+"$python" -m replay.endpoint.preflight "$here" control d191ec86ad5d0841b65fb336959b9b9abc1233111beffdb1243e9458904edfdb
 
 server=
 stop() {

@@ -61,7 +61,7 @@ if ! "$python" -c 'import replay.endpoint.preflight' 2>/dev/null; then
     echo "control.sh: python: expected one that has b70-replay, got $python" >&2
     exit 5
 fi
-"$python" -m replay.endpoint.preflight "$here" control 9ad88cb9ad77cabce24ea7f8ea0ddaa878862fa411ff2917d45b81c24fa395bf
+"$python" -m replay.endpoint.preflight "$here" control e0b4a1fc775491efce0954a674cd6f6ab4b0334c0f6c52107e144b068e4f6584
 
 server=
 stop() {
