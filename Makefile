@@ -11,7 +11,7 @@ STAMP := $(VENV)/.made-from
 WANT := $(shell cat setup.cfg $(CONSTRAINTS) | sha256sum | cut -c1-16) $(TORCH_INDEX)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv bench-moe bench-peers test fuzz-exact mutate-oracle soak-resume isa lint captures bench-self clean
+.PHONY: help venv bench-moe bench-peers test fuzz-exact mutate-oracle simulate-timing soak-resume isa lint captures bench-self clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -27,9 +27,9 @@ venv: ## the environment in .venv (about a minute the first time)
 	  echo "$(WANT)" > $(STAMP); \
 	fi
 
-bench-moe: venv ## replay the shipped capture through every MoE kernel; 1 to 3 minutes
-	@echo "bench-moe: 16 cases of layer 9 of captures/qwen36-generated, all MoE stages, QUICK (one process); 1 to 3 minutes"
-	@$(BIN)/b70-replay run --capture qwen36-generated --route-layer-regex 'layers\.9\.' --stage 'moe.*' --quick $(ARGS)
+bench-moe: venv ## replay the shipped capture through every MoE kernel; 1 to 3 minutes, with FULL=1 ten to fifteen
+	@echo "bench-moe: 16 cases of layer 9 of captures/qwen36-generated, all MoE stages, $(if $(FULL),8 processes; 10 to 15 minutes,QUICK (one process; FULL=1 takes 8, and 10 to 15 minutes); 1 to 3 minutes)"
+	@$(BIN)/b70-replay run --capture qwen36-generated --route-layer-regex 'layers\.9\.' --stage 'moe.*' $(if $(FULL),,--quick) $(ARGS)
 
 test: venv lint ## everything that must hold; about 12 minutes
 	@echo "test: unit, field, packaging and acceptance tests; about 12 minutes on 2 cores"
@@ -44,6 +44,9 @@ fuzz-exact: venv ## 1000 random cases a stage through every kernel; about 6 minu
 
 mutate-oracle: venv ## one change at a time in every oracle must turn the suite red; about 6 minutes
 	@$(BIN)/python -m tests.mutation.mutate_oracle
+
+simulate-timing: venv ## the statistics on times whose truth is known: false claims, coverage, power; about 3 minutes
+	@$(BIN)/python -m tests.timing.simulate $(CLAIMS)
 
 # An environment of its own, since it holds vLLM: see docs/moe.md.
 bench-peers: ## our MoE layers beside vLLM's on a CPU: PEERS_PYTHON=/path/to/python; about a minute

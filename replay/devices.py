@@ -100,6 +100,18 @@ class Device:
         }
 
 
+# By data sheet: GB/s of memory, GOP/s of dense int8 and bf16 products. Part of a device's name → rates.
+_DATA_SHEETS = {
+    "B70": {"read_gbs": 608, "int8_gops": 367_000},
+    "H200": {"read_gbs": 4800, "int8_gops": 1_979_000, "bf16_gops": 989_000},
+}
+
+
+def data_sheet(name: str) -> dict[str, int]:
+    """What a known device is said to reach; empty for others."""
+    return next((rates for part, rates in _DATA_SHEETS.items() if part in name), {})
+
+
 def cpu_facts() -> dict[str, Any]:
     """The CPU as a device: its driver is the OpenCL runtime that SYCL kernels run through, where there is one."""
     import psutil

@@ -297,22 +297,26 @@ class Work(Value, frozen=True):
 
 
 class Floor(Value, frozen=True):
-    """The least time the device could take for a case, in µs, and which term set it."""
+    """The least time the device could take for a case, in µs, which term set it, and the terms of bytes and operations."""
 
     us: float
-    term: Literal["bytes", "launch"]
+    term: Literal["bytes", "operations", "launch"]
     bytes_us: float
+    operations_us: float
     work: Work
 
 
 class Ceilings(Value, frozen=True):
-    """Calibrated rates in GB/s (1e9 bytes a second) with the implementation that reached each, and an empty launch."""
+    """Calibrated rates in GB/s (1e9 bytes a second) and GOP/s (1e9 operations, a multiply and an add being two), an empty
+    launch in µs, and the implementation that reached each."""
 
     read_gbs: Interval
     copy_gbs: Interval
     inplace_gbs: Interval
     hot_gbs: Interval
     launch_us: Interval
+    int8_gops: Interval
+    bf16_gops: Interval
     best_of: dict[str, str]
 
 
@@ -423,12 +427,13 @@ Outcome = Exact | Inexact | NotRun
 
 
 class Row(Value, frozen=True, kw_only=True):
-    """One kernel on one case."""
+    """One kernel on one case. ``floor_impl_us`` is the floor with the kernel's own number of launches, where it is known."""
 
     case: str
     kernel: str
     outcome: Outcome
     floor: Floor | None = None
+    floor_impl_us: float | None = None
     comparison: Comparison | None = None
     verdict: Verdict | None = None
     reproduce: str | None = None

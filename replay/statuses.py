@@ -92,6 +92,8 @@ FLAGS: dict[str, Told] = {
         "the machine's own rates moved between the beginning and the end of too many processes",
         "run it again on a quiet machine",
     ),
+    "foreign_process": Told("INCONCLUSIVE", "the named process kept a tenth of a core busy or more", "stop it and run again"),
+    "clock_disagrees": Told("INVALID", "the spans' clock went faster or slower than the kernel's", "find out who changed it"),
     "not_cold": Told("INCONCLUSIVE", "the ring of weights does not pass the cache three times", "a geometry of true size"),
     "no_baseline": Told("INCONCLUSIVE", "the baseline was red or died", "mend it, or `--baseline` another"),
     "null_inconclusive": Told("INCONCLUSIVE", "two copies of the baseline could not be told alike", "more processes"),

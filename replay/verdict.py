@@ -39,7 +39,7 @@ def conclude(comparison: Comparison | None, *, margin: float, quick: bool, below
     """The verdict of a comparison: INVALID first, then what keeps it from saying anything, then what it says."""
     null = null_reason(comparison, margin)
     reasons = (*(["below_floor"] if below else []), *([null] if null else []), *flags)
-    if below or null == "null_differed":
+    if any(spoils(reason) for reason in reasons):
         return Verdict("INVALID", quick, reasons)
     if comparison is None:
         return Verdict("INCONCLUSIVE" if "no_baseline" in flags else "BASELINE", quick, reasons)
@@ -72,6 +72,12 @@ def null_reason(comparison: Comparison | None, margin: float) -> str | None:
     return {"SAME": None, "INCONCLUSIVE": "null_inconclusive"}.get(label, "null_differed")
 
 
+def spoils(reason: str) -> bool:
+    """True for a reason that makes a row INVALID: its measurement contradicts itself."""
+    return reason in ("below_floor", "null_differed", "clock_disagrees")
+
+
 def caps(reason: str) -> bool:
     """True for a reason that keeps a row at INCONCLUSIVE whatever its interval says."""
-    return reason in ("not_cold", "no_baseline", "null_missing", "null_inconclusive") or reason.startswith("ceiling_drift")
+    code = reason.partition(":")[0]
+    return code in ("not_cold", "no_baseline", "null_missing", "null_inconclusive", "ceiling_drift", "foreign_process")

@@ -6,9 +6,9 @@ from replay.model import Ceilings, Comparison, Effect, Exact, Floor, Inexact, In
 from replay.verdict import decide, is_quick
 
 WORK = Work(8_000_000, 0, 0, 0)
-FLOOR = Floor(100, "bytes", 100, WORK)
+FLOOR = Floor(100, "bytes", 100, 10, WORK)
 RATE = Interval(80, 80, 80)
-CEILINGS = Ceilings(RATE, RATE, RATE, RATE, Interval(5, 5, 5), {})
+CEILINGS = Ceilings(RATE, RATE, RATE, RATE, Interval(5, 5, 5), RATE, RATE, {})
 
 
 def an_effect(lo: float, hi: float, needed: int | None = None) -> Effect:
@@ -80,7 +80,7 @@ def test_below_the_floor_is_invalid_however_fast() -> None:
 
 def test_moved_ceilings_and_warm_weights_cap_a_row() -> None:
     """Not FASTER when the machine changed or the operand was not cold; a slow warm-up is only told."""
-    for flag in ("ceiling_drift:read", "not_cold"):
+    for flag in ("ceiling_drift:read", "not_cold", "foreign_process:cc1plus (7)"):
         assert verdict(-0.3, -0.2, flag) == Verdict("INCONCLUSIVE", True, (flag,))
     assert verdict(-0.3, -0.2, "not_stationary") == Verdict("FASTER", True, ("not_stationary",))
 

@@ -23,9 +23,9 @@ from replay.oracle.moe import ExpertRows
 from replay.session.arms import Arms, Ring
 from replay.session.buffers import to_torch
 from replay.stages import STAGES, problem_for
+from replay.timing.ceilings import Ceiling
 from replay.timing.estimate import median_interval
 from replay.timing.floors import floor_case
-from replay.timing.spans import Ceiling
 
 OURS = ("sycl:moe.layer:staged", "sycl:moe.layer:fused_prologue_offsets", "sycl:moe.layer:full_layerlet")
 MIN_SPAN_NS = 1_000_000

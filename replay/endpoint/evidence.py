@@ -27,7 +27,7 @@ from replay.session.plan import filters
 from replay.stages import STAGES
 from replay.stages.stage import Outputs
 from replay.stages.vary import inputs_when_timed
-from replay.verdict import caps, is_quick, label_of
+from replay.verdict import caps, is_quick, label_of, spoils
 
 REPLACED = " (deleted)"  # what Linux puts behind the path of a mapped file that is no longer there
 # A wider margin would let a slower kernel pass as the same, and a restless machine as a quiet one.
@@ -224,6 +224,8 @@ def _outcomes(seen: Seen, cases: list[Case], kernel: str) -> Iterator[Refusal]:
 def _processes(seen: Seen, cases: list[Case], kernel: str) -> Iterator[Refusal]:
     """Every process that has ceilings timed every green case, and no other process did."""
     ended = set(j.moved(seen.calibrated, seen.plan.margin))
+    if unseen := sorted(ended - {a.process for a in seen.attended}):
+        yield Refusal("evidence_differs", f"processes {unseen}: nothing says what went on beside them")
     if ended != set(range(len(ended))):
         yield Refusal("evidence_differs", f"processes {sorted(ended)}: expected them counted from 0")
     for key in (str(case.id) for case in cases):
@@ -294,7 +296,7 @@ def _verdict(seen: Seen, group: Group, claim: str) -> Iterator[Refusal]:
         return
     told: dict[str, list[str]] = {}
     for reason in verdict.reasons:
-        if caps(reason) or reason in ("below_floor", "null_differed"):
+        if caps(reason) or spoils(reason):
             code, _, which = reason.partition(":")
             told.setdefault(code, []).append(which)
     for code, found in told.items():

@@ -1,26 +1,32 @@
-"""Calls whose time says what a device can do at best: read, copy, change in place, from cache, and launch nothing.
+"""Calls whose time says what a device can do at best: read, copy, change in place, from cache, multiply, launch nothing.
 
-Each probe moves a known number of bytes. torch's operations are one implementation, our SYCL kernels another where the
-runtime is there; the ceilings take the best.
+Each probe moves a known number of bytes, or does a known number of operations. torch's operations are one implementation, our
+SYCL kernels another where the runtime is there; the ceilings take the best.
 """
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from replay.devices import Device
 from replay.kernels.registry import lacking
 from replay.kernels.sycl import NEEDS
 
+if TYPE_CHECKING:
+    import torch
+
+CALLS_BYTES = 64 << 20  # a timing of a small buffer makes as many calls as move this much
 HOT_BYTES = (256 << 10, 1 << 20, 4 << 20)
 
 
 @dataclass(frozen=True)
 class Probe:
-    """``call`` moves ``nbytes`` (0 for a launch) of the kind ``term``; one timing makes ``calls`` of them."""
+    """``call`` moves or computes ``amount`` (bytes, operations; 0 for a launch) of the kind ``term``; one timing makes
+    ``calls`` of them."""
 
     term: str
     name: str
-    nbytes: int
+    amount: int
     calls: int
     call: Callable[[], object]
 
@@ -29,29 +35,63 @@ def probes(device: Device, nbytes: int) -> Iterator[Probe]:
     """Every probe that can run on the device. Buffers are made once and shared."""
     import torch
 
-    def buffer(size: int) -> torch.Tensor:
-        made = device.empty_bytes(size)
-        made.fill_(1)
-        return made
-
-    a, b = buffer(nbytes), buffer(nbytes)
-    words = a.view(torch.int64)
-    # A read-only pass in torch: whatever reduces fastest.
-    yield Probe("read", "torch.sum", nbytes, 1, words.sum)
-    yield Probe("read", "torch.amax", nbytes, 1, a.view(torch.int32).amax)
-    yield Probe("copy", "torch.copy_", 2 * nbytes, 1, lambda: b.copy_(a))
-    yield Probe("inplace", "torch.bitwise_not_", 2 * nbytes, 1, words.bitwise_not_)
+    yield from memory(device, nbytes)
     for size in HOT_BYTES:
-        hot = buffer(size).view(torch.int32)
+        hot = _buffer(device, size).view(torch.int32)
         yield Probe("hot", f"torch.amax {size >> 10} KiB", size, 50, hot.amax)
-        yield Probe("hot", f"torch.copy_ {size >> 10} KiB", 2 * size, 50, _copy(buffer(size), buffer(size)))
-    tiny = buffer(64)
+        yield Probe("hot", f"torch.copy_ {size >> 10} KiB", 2 * size, 50, _copy(_buffer(device, size), _buffer(device, size)))
+    yield from _peaks(device)
+    tiny = _buffer(device, 64)
     yield Probe("launch", "torch.zero_", 0, 200, tiny.zero_)
-    if device.kind != "cuda" and not any(lacking(NEEDS)):
+    if _runs_sycl(device):
+        from replay.kernels.sycl import bandwidth, peak
+
+        yield from peak.probes(device)
+        yield from bandwidth.small(device, [_buffer(device, size) for size in HOT_BYTES])
+
+
+def memory(device: Device, nbytes: int) -> Iterator[Probe]:
+    """Reading, copying and changing in place, over buffers of so many bytes."""
+    import torch
+
+    a, b = _buffer(device, nbytes), _buffer(device, nbytes)
+    words, calls = a.view(torch.int64), max(CALLS_BYTES // nbytes, 1)
+    # A read-only pass in torch: whatever reduces fastest.
+    yield Probe("read", "torch.sum", nbytes, calls, words.sum)
+    yield Probe("read", "torch.amax", nbytes, calls, a.view(torch.int32).amax)
+    yield Probe("copy", "torch.copy_", 2 * nbytes, calls, _copy(b, a))
+    yield Probe("inplace", "torch.bitwise_not_", 2 * nbytes, calls, words.bitwise_not_)
+    if _runs_sycl(device):
         from replay.kernels.sycl import bandwidth
 
-        yield from bandwidth.probes(device, a, b, [buffer(size) for size in HOT_BYTES])
+        yield from bandwidth.large(device, a, b, calls)
 
 
-def _copy(a: object, b: object) -> Callable[[], object]:
-    return lambda: b.copy_(a)  # type: ignore[attr-defined]  # torch tensors, whose type is not imported here
+def _runs_sycl(device: Device) -> bool:
+    return device.kind != "cuda" and not any(lacking(NEEDS))
+
+
+def _buffer(device: Device, size: int) -> "torch.Tensor":
+    made = device.empty_bytes(size)
+    made.fill_(1)
+    return made
+
+
+# Rows, depth and columns of a product in which arithmetic takes the time; a GPU needs more of it.
+PRODUCT = {"cpu": (256, 1024, 512)}
+LARGE_PRODUCT = (4096, 4096, 4096)
+
+
+def _peaks(device: Device) -> Iterator[Probe]:
+    """Dense products by torch: s8 × s8 → s32, and bf16."""
+    import torch
+
+    m, k, n = PRODUCT.get(device.kind, LARGE_PRODUCT)
+    a, b = (torch.ones(shape, dtype=torch.int8, device=device.name) for shape in ((m, k), (k, n)))
+    x, y = a.bfloat16(), b.bfloat16()
+    yield Probe("int8", "torch._int_mm", 2 * m * k * n, 1, lambda: torch._int_mm(a, b))
+    yield Probe("bf16", "torch.mm", 2 * m * k * n, 1, lambda: torch.mm(x, y))
+
+
+def _copy(to: "torch.Tensor", source: "torch.Tensor") -> Callable[[], object]:
+    return lambda: to.copy_(source)

@@ -9,7 +9,7 @@ from replay.model import NULL, Ceilings, Comparison, Effect, Exact, Finding, Flo
 from replay.results.seen import Seen
 from replay.session.journal import Plan, Record, Selftested
 from replay.timing import estimate
-from replay.timing.floors import best, floor_case
+from replay.timing.floors import best, floor_case, floor_impl
 from replay.verdict import conclude, decide
 
 SCHEMA = "b70-result/2"
@@ -91,6 +91,7 @@ class _Findings:
         self.seen, self.plan = seen, seen.plan
         self.ceilings = best([c.ceilings for c in seen.calibrated]) if seen.calibrated else None
         self.drift = () if seen.replaced else tuple(dict.fromkeys(name for names in seen.drift.values() for name in names))
+        self.disturbed = seen.disturbed()
         cases: dict[Claim, list[str]] = {}
         for case in self.plan.cases:
             c, key = case.id, str(case.id)
@@ -136,14 +137,17 @@ class _Findings:
             cache=self.plan.cache, margin=self.plan.margin, quick=self.plan.quick, flags=flags,
         )  # fmt: skip
         red = not isinstance(outcome, Exact) and not (isinstance(outcome, NotRun) and outcome.status == "UNAVAILABLE")
+        launches = next(k.launches for k in self.plan.kernels if k.id == kernel)
         return Row(
-            case=case, kernel=kernel, outcome=outcome, floor=floor, comparison=compared, verdict=verdict,
+            case=case, kernel=kernel, outcome=outcome, floor=floor,
+            floor_impl_us=floor_impl(floor, launches, self.ceilings) if floor and self.ceilings else None,
+            comparison=compared, verdict=verdict,
             reproduce=reproduction(self.plan, case, kernel) if red else None, degenerate=case in self.seen.degenerate,
         )  # fmt: skip
 
     def _flags(self, cases: list[str], kernel: str) -> list[str]:
         """What the samples carried, and what moved."""
-        return [*self.seen.flags(cases, kernel), *(f"ceiling_drift:{d}" for d in self.drift)]
+        return [*self.seen.flags(cases, kernel), *self.disturbed, *(f"ceiling_drift:{d}" for d in self.drift)]
 
     def _floor(self, case: str) -> Floor | None:
         work = self.seen.work.get(case)

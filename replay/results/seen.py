@@ -7,8 +7,22 @@ import msgspec
 
 from replay.model import NULL, Exact, Inexact, NotRun, Outcome, Sample, Work
 from replay.session import journal as j
-from replay.session.journal import Begun, Calibrated, Dropped, Finished, Judged, Loaded, Plan, Posed, Record, Selftested, Timed
+from replay.session.journal import (
+    Attended,
+    Begun,
+    Calibrated,
+    Dropped,
+    Finished,
+    Judged,
+    Loaded,
+    Plan,
+    Posed,
+    Record,
+    Selftested,
+    Timed,
+)
 from replay.timing import estimate
+from replay.timing.watch import busy, clocks_agree
 
 
 class Seen:
@@ -22,6 +36,7 @@ class Seen:
         self.work: dict[str, Work] = {}
         self.degenerate: set[str] = set()
         self.selftested: Selftested | None = None
+        self.attended: list[Attended] = []
         self.judged: dict[tuple[str, str], Judged] = {}
         self.timed: dict[str, dict[int, Timed]] = {}
         self.wrong: dict[tuple[str, str], str] = {}
@@ -44,6 +59,8 @@ class Seen:
                 self.degenerate.add(record.case)
         elif isinstance(record, Selftested):
             self.selftested = record
+        elif isinstance(record, Attended):
+            self.attended.append(record)
         elif isinstance(record, Judged):
             self.judged[record.case, record.kernel] = record
         elif isinstance(record, Timed):
@@ -83,3 +100,9 @@ class Seen:
         """What the samples of one kernel carry, each once, in order."""
         mine = (s for timed in self.samples(cases).values() for case in timed for s in case)
         return sorted({flag for s in mine if s.arm.removesuffix(NULL) == kernel for flag in s.flags})
+
+    def disturbed(self) -> list[str]:
+        """What spoils or caps every line: a clock that went otherwise than the kernel's, foreign processes at work."""
+        kept = [a.watched for a in self.attended if a.process not in self.replaced]
+        clock = ["clock_disagrees"] if not all(clocks_agree(w) for w in kept) else []
+        return [*clock, *(f"foreign_process:{who}" for who in sorted({who for w in kept for who in busy(w)}))]

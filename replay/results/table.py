@@ -15,7 +15,8 @@ def _number(value: float) -> str:
     return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 
-def _percent(value: float) -> str:
+def percent(value: float) -> str:
+    """A share with its sign."""
     return (
         f"{value:+.0%}".replace("%", " %").replace("-", "−")
         if abs(value) >= 0.1
@@ -23,12 +24,13 @@ def _percent(value: float) -> str:
     )
 
 
-def _interval(i: Interval) -> str:
+def interval_text(i: Interval) -> str:
+    """``231 [228, 235]``."""
     return f"{_number(i.mid)} [{_number(i.lo)}, {_number(i.hi)}]"
 
 
 def _ratio(i: Interval) -> str:
-    return f"{_percent(i.mid)} [{_percent(i.lo).removesuffix(' %')}, {_percent(i.hi).removesuffix(' %')}]"
+    return f"{percent(i.mid)} [{percent(i.lo).removesuffix(' %')}, {percent(i.hi).removesuffix(' %')}]"
 
 
 def cells(group: Group, quick: bool) -> list[str]:
@@ -39,14 +41,20 @@ def cells(group: Group, quick: bool) -> list[str]:
     return [
         group.kernel,
         group.exact,
-        _interval(group.us) if group.us else "–",
+        interval_text(group.us) if group.us else "–",
         _number(group.times_floor) if group.times_floor else "–",
         _ratio(group.comparison.effect.ratio) if group.comparison else "–",
         ": ".join(part for part in (verdict, group.detail) if part),
     ]
 
 
-def _title(first: Group, lines: Sequence[Group], result: Result) -> str:
+def shape_of(group: Group) -> tuple[str, str, str, int, str]:
+    """What the lines of one table share."""
+    return group.stage, group.geometry, group.capture, group.tokens, group.modes
+
+
+def title(first: Group, lines: Sequence[Group], result: Result) -> str:
+    """What a table is about."""
     tokens = f"{first.tokens} token" + ("s" if first.tokens > 1 else "")
     base = next((g.kernel for g in lines if g.verdict and g.verdict.label == "BASELINE"), None)
     cases = f"{first.cases} case{'s' * (first.cases > 1)}" + (f" ({first.degenerate} degenerate)" if first.degenerate else "")
@@ -57,7 +65,8 @@ def _title(first: Group, lines: Sequence[Group], result: Result) -> str:
     return " · ".join(parts)
 
 
-def _floor_line(lines: Sequence[Group]) -> str:
+def floor_line(lines: Sequence[Group]) -> str:
+    """The floor of a table's cases, the least effect that could have been seen, and the null arm."""
     first = lines[0]
     if first.floor_us is None:
         return "no floor: nothing was timed"
@@ -72,23 +81,23 @@ def _floor_line(lines: Sequence[Group]) -> str:
 def text(result: Result, where: str, *, markdown: bool = False) -> str:
     """The whole report: one table a group, floors, ceilings, what is missing, what to do next."""
     out = []
-    for _, members in groupby(result.groups, key=lambda g: (g.stage, g.geometry, g.capture, g.tokens, g.modes)):
+    for _, members in groupby(result.groups, key=shape_of):
         lines = list(members)
         shown = [g for g in lines if g.exact != "UNAVAILABLE"]
-        title = _title(lines[0], shown, result)
-        out.append(f"### {title}\n" if markdown else title)
+        head = title(lines[0], shown, result)
+        out.append(f"### {head}\n" if markdown else head)
         if shown:
             rows = [cells(g, result.quick) for g in shown]
             out.append(tabulate(rows, HEADERS, tablefmt="github" if markdown else "plain", disable_numparse=True))
         out += [f"    reproduce: {g.reproduce}" for g in shown if g.reproduce]
-        out.append(("\n" if markdown else "") + _floor_line(shown or lines) + "\n")
+        out.append(("\n" if markdown else "") + floor_line(shown or lines) + "\n")
     return "\n".join([*out, *_tail(result, where)])
 
 
 def _tail(result: Result, where: str) -> list[str]:
     tail = []
     if result.ceilings:
-        tail.append(_ceilings(result.ceilings))
+        tail.append(ceilings_text(result.ceilings))
     if result.unasked:
         tail.append(f"the device was not asked whether it computes rightly: {result.unasked}.")
     if failed := [str(f).split("  ")[0] for f in result.selftest if f.wrong]:
@@ -111,9 +120,11 @@ def _tail(result: Result, where: str) -> list[str]:
     return [*tail, f"wrote {where}/result.json"]
 
 
-def _ceilings(c: Ceilings) -> str:
+def ceilings_text(c: Ceilings) -> str:
+    """The rates that floors are made of."""
     return (
         f"ceilings: read {c.read_gbs.mid:.0f} GB/s, copy {c.copy_gbs.mid:.0f}, in place {c.inplace_gbs.mid:.0f}, "
-        f"from cache {c.hot_gbs.mid:.0f}; empty launch {c.launch_us.mid:.2f} µs "
+        f"from cache {c.hot_gbs.mid:.0f}; int8 {c.int8_gops.mid:.0f} GOP/s, bf16 {c.bf16_gops.mid:.0f}; "
+        f"empty launch {c.launch_us.mid:.2f} µs "
         f"(read by {c.best_of['read']}, launch by {c.best_of['launch']})"
     )

@@ -31,7 +31,9 @@ from replay.session.arms import Arms, Ring
 from replay.session.buffers import POISON_BYTES, checksum
 from replay.stages import STAGES
 from replay.stages.stage import Outputs, Tensors
-from replay.timing import spans
+from replay.timing import spans, watch
+from replay.timing.ceilings import Calibration, Ceiling, calibrate
+from replay.timing.watch import Watched
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,13 @@ class Tested:
     """What the device answered to its self-tests."""
 
     findings: tuple[Finding, ...]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What the device reaches."""
+
+    calibration: Calibration
 
 
 @dataclass(frozen=True)
@@ -97,13 +106,20 @@ class Sampled:
 
 
 @dataclass(frozen=True)
+class Looked:
+    """What went on beside the samples of this process."""
+
+    watched: Watched
+
+
+@dataclass(frozen=True)
 class Done:
     """The child has nothing left to do; ``files`` are those it had loaded by then, as ``loaded_files`` lists them."""
 
     files: tuple[str, ...] = ()
 
 
-Message = Found | Tested | Started | Ran | Raised | Ceiled | Sampled | Done
+Message = Found | Measured | Tested | Started | Ran | Raised | Ceiled | Sampled | Looked | Done
 
 _PR_SET_PDEATHSIG = 1
 # How long a kernel may go on in secret before its outputs are looked at once more.
@@ -176,6 +192,14 @@ def probe_main(pipe: Connection, device_name: str, log: str) -> None:
         pipe.send(Found(Device(device_name).facts()))
     except EnvironmentRefused as error:
         pipe.send(Raised(0, str(error), ""))
+    pipe.send(Done())
+
+
+def calibrate_main(pipe: Connection, device_name: str, log: str) -> None:
+    """Measure the ceilings of a device, and what lies below them."""
+    log_to(log)
+    begin(())
+    pipe.send(Measured(calibrate(Device(device_name))))
     pipe.send(Done())
 
 
@@ -277,8 +301,9 @@ def time_main(
         begin(load)
         device = Device(device_name)
         arms = Arms(device)
-        ceilings = spans.Ceiling(device, quick=options.quick)
+        ceilings = Ceiling(device, quick=options.quick)
         pipe.send(Ceiled("before", ceilings.measure()))
+        watching = watch.begin()
         for index, (case, named) in enumerate(jobs):
             pipe.send(Started(index))
             inputs = arms.begin(case)
@@ -296,5 +321,6 @@ def time_main(
             second = timer.answers(STAGES[case.problem.stage].inputs(case.twinned("second")))
             at_arm.value = -1
             pipe.send(Sampled(index, samples, outputs, second, timer.trespasses))
+        pipe.send(Looked(watching.until_now()))
         pipe.send(Ceiled("after", ceilings.measure()))
         pipe.send(Done(loaded_files()))

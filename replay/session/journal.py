@@ -17,6 +17,7 @@ import msgspec
 from replay.errors import EnvironmentRefused, InputError
 from replay.model import Case, Ceilings, Finding, Kernel, Outcome, Sample, Twin, Value, Work
 from replay.timing.floors import drifted
+from replay.timing.watch import Watched
 
 NAME = "run.jsonl"
 
@@ -124,6 +125,13 @@ class Calibrated(Value, frozen=True, tag="calibrated", tag_field="record"):
     ceilings: Ceilings
 
 
+class Attended(Value, frozen=True, tag="attended", tag_field="record"):
+    """What went on beside the samples of a process: one record for each stretch that it was timed in."""
+
+    process: int
+    watched: Watched
+
+
 def moved(calibrated: Iterable[Calibrated], margin: float) -> dict[int, list[str]]:
     """process → the ceilings that parted between any two of its calibrations, for processes that came to their end.
 
@@ -179,7 +187,7 @@ class Finished(Value, frozen=True, tag="finished", tag_field="record"):
     rows: int
 
 
-Record = Begun | Selftested | Probed | Posed | Judged | Calibrated | Timed | Loaded | Dropped | Finished
+Record = Begun | Selftested | Probed | Posed | Judged | Calibrated | Attended | Timed | Loaded | Dropped | Finished
 
 
 class _Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -20,7 +20,7 @@ from replay.kernels.registry import unavailable
 from replay.model import GRADES, NULL, Case, Exact, Inexact, Kernel, NotRun, Outcome, Twin
 from replay.oracle.moe import ExpertRows
 from replay.session import journal as j
-from replay.session.child import Ceiled, Done, Raised, Ran, Sampled, judge_main, time_main
+from replay.session.child import Ceiled, Done, Looked, Raised, Ran, Sampled, judge_main, time_main
 from replay.session.workers import Died, Ending, Worker, device_lost, healthy, selftested
 from replay.stages import STAGES
 from replay.stages.stage import Outputs, Tensors
@@ -308,6 +308,8 @@ class Session:
                 others = {arm: self.answer(second, got, timed=True) for arm, got in message.second.items()}
                 self.write(j.Timed(process, str(case.id), message.samples, wrong, answers, others))
                 self.progress("time", process * cases + done + message.index + 1, self.plan.processes * cases)
+            elif isinstance(message, Looked):
+                self.write(j.Attended(process, message.watched))
             elif isinstance(message, Died):
                 if not jobs:
                     raise EnvironmentRefused(f"timing process {process} died at its ceilings ({message.how}): {message.log_tail}")

@@ -17,12 +17,25 @@ from typing import Any, Literal
 
 from replay.devices import cpu_facts
 from replay.errors import EnvironmentRefused
-from replay.session.child import Done, Found, Message, Raised, Started, Tested, health_main, probe_main
+from replay.session.child import (
+    Done,
+    Found,
+    Measured,
+    Message,
+    Raised,
+    Started,
+    Tested,
+    calibrate_main,
+    health_main,
+    probe_main,
+)
 from replay.session.journal import Selftested
 from replay.session.selftest import selftest_main, unasked
+from replay.timing.ceilings import Calibration
 
 _context = multiprocessing.get_context("forkserver")
 PROBE_TIMEOUT_S = 60.0
+CALIBRATE_TIMEOUT_S = 300.0
 SELFTEST_TIMEOUT_S = 300.0  # the first time on a machine it compiles
 PRELOAD = ["numpy", "torch", "replay.session.child", "replay.kernels.eager"]
 
@@ -52,6 +65,17 @@ def probe(device: str) -> dict[str, Any]:
         if isinstance(message, Died):
             raise EnvironmentRefused(f"--device: {device}: the probe died: {message.how}")
     return facts
+
+
+def calibrated(device: str) -> Calibration:
+    """What a device reaches, measured in a child. EnvironmentRefused where it does not come back."""
+    worker = Worker(calibrate_main, device, timeout_s=CALIBRATE_TIMEOUT_S)
+    for message in worker.listen():
+        if isinstance(message, Measured):
+            return message.calibration
+        if isinstance(message, Died):
+            raise EnvironmentRefused(f"--device: {device}: the calibration died: {message.how}: {message.log_tail}")
+    raise EnvironmentRefused(f"--device: {device}: the calibration ended without an answer")
 
 
 def selftested(device: str) -> Selftested:

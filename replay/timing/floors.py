@@ -1,10 +1,12 @@
 """The least time a case could take on a device with given ceilings. Pure.
 
-``floor_case`` = max(byte time, one launch): the case's own bytes, the same for every kernel. Cold bytes move at the
-best matching memory rate, hot bytes at the best rate out of cache; what is cold is the stage's to say.
+``floor_case`` = max(byte time, operations at the peak rate, one launch): the case's own, the same for every kernel. Cold
+bytes move at the best matching memory rate, hot bytes at the best rate out of cache; what is cold is the stage's to say.
+``floor_impl`` adds a kernel's own launches, so that a kernel of many launches is not flattered by its own floor.
 """
 
 from collections.abc import Sequence
+from typing import Literal
 
 from replay.model import Ceilings, Floor, Interval, Work
 
@@ -14,23 +16,16 @@ BELOW_FLOOR = 0.98
 WRITING_SHARE = 0.25
 
 
+RATES = ("read_gbs", "copy_gbs", "inplace_gbs", "hot_gbs", "int8_gops", "bf16_gops")
+
+
 def best(found: Sequence[Ceilings]) -> Ceilings:
     """Each ceiling at its best over all calibrations of a run: the highest rate, the shortest launch."""
-    chosen = {
-        "read": max(found, key=lambda c: c.read_gbs.mid),
-        "copy": max(found, key=lambda c: c.copy_gbs.mid),
-        "inplace": max(found, key=lambda c: c.inplace_gbs.mid),
-        "hot": max(found, key=lambda c: c.hot_gbs.mid),
-        "launch": min(found, key=lambda c: c.launch_us.mid),
-    }
-    return Ceilings(
-        read_gbs=chosen["read"].read_gbs,
-        copy_gbs=chosen["copy"].copy_gbs,
-        inplace_gbs=chosen["inplace"].inplace_gbs,
-        hot_gbs=chosen["hot"].hot_gbs,
-        launch_us=chosen["launch"].launch_us,
-        best_of={term: c.best_of.get(term, "") for term, c in chosen.items()},
-    )
+    chosen = {name: max(found, key=lambda c, n=name: getattr(c, n).mid) for name in RATES}  # type: ignore[misc]  # n is bound
+    chosen["launch_us"] = min(found, key=lambda c: c.launch_us.mid)
+    rates = {name: getattr(c, name) for name, c in chosen.items()}
+    terms = {name.partition("_")[0]: c for name, c in chosen.items()}
+    return Ceilings(**rates, best_of={term: c.best_of.get(term, "") for term, c in terms.items()})
 
 
 def memory_rate(work: Work, ceilings: Ceilings) -> Interval:
@@ -51,8 +46,18 @@ def _byte_time(work: Work, memory_gbs: float, hot_gbs: float, cache: str) -> flo
 def floor_case(work: Work, ceilings: Ceilings, cache: str) -> Floor:
     """The floor under a cache state: under ``cold-weights`` the stage says what is cold, under ``warm`` nothing is."""
     bytes_us = _byte_time(work, memory_rate(work, ceilings).mid, ceilings.hot_gbs.mid, cache)
-    launch = ceilings.launch_us.mid
-    return Floor(max(bytes_us, launch), "bytes" if bytes_us >= launch else "launch", bytes_us, work)
+    operations_us = work.int8_ops / ceilings.int8_gops.mid / 1e3
+    terms: dict[Literal["bytes", "operations", "launch"], float]
+    terms = {"bytes": bytes_us, "operations": operations_us, "launch": ceilings.launch_us.mid}
+    term = max(terms, key=lambda name: terms[name])
+    return Floor(terms[term], term, bytes_us, operations_us, work)
+
+
+def floor_impl(floor: Floor, launches: int | None, ceilings: Ceilings) -> float | None:
+    """µs of the same work in so many launches, the gaps between them added; None where nobody counted them."""
+    if launches is None:
+        return None
+    return max(floor.bytes_us, floor.operations_us, ceilings.launch_us.mid) + (launches - 1) * ceilings.launch_us.mid
 
 
 def below_floor(us: float, work: Work, ceilings: Ceilings, cache: str) -> bool:

@@ -6,7 +6,7 @@ patches ``time`` afterwards times nothing but itself.
 
 import gc
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
@@ -14,11 +14,10 @@ import numpy as np
 
 from replay.devices import Device
 from replay.exactness import Got
-from replay.model import NULL, Ceilings, Interval, Sample, Value
+from replay.model import NULL, Sample, Value
 from replay.stages.vary import CHECKED
 
 if TYPE_CHECKING:
-    from replay.kernels.probes import Probe
     from replay.session.arms import Ring
     from replay.session.buffers import Binding
     from replay.stages.stage import Tensors
@@ -161,70 +160,3 @@ class Timer:
                     return calls, ()
                 if _clock() - begin > WARM_LIMIT_NS:
                     return calls, ("not_stationary",)
-
-
-# ---------------------------------------------------------------- ceilings
-
-CEILING_PASSES = 8
-CEILING_ROUNDS, QUICK_ROUNDS = 11, 5  # eleven give an interval of 98.8 %, five their range but for the ends
-CEILING_TRIALS = 2
-SETTLE_NS = 300_000_000
-
-
-class Ceiling:
-    """Read, copy and in-place rates past the last-level cache, the rate out of cache, and an empty launch.
-
-    Each is the best of every implementation at hand, torch's and our own. The buffers are made once.
-    """
-
-    def __init__(self, device: Device, *, quick: bool) -> None:
-        from replay.kernels.probes import probes
-
-        self.device, self.rounds = device, QUICK_ROUNDS if quick else CEILING_ROUNDS
-        self.probes = list(probes(device, CEILING_PASSES * device.llc_bytes()))
-
-    def measure(self) -> Ceilings:
-        """One calibration."""
-        begin = _clock()
-        while _clock() - begin < SETTLE_NS:  # a machine that was idle reads at half its rate for the first moments
-            _time_one(self.device, self.probes[0].call, 1)
-
-        def cost(probe: "Probe") -> float:
-            """µs a byte, or a launch."""
-            return float(np.median(times[probe])) / max(probe.nbytes, 1)
-
-        # In rounds over all probes: what wanders within a second must show in an interval, not between two of them. After
-        # the first rounds each term goes on with its quickest implementation alone.
-        times: dict[Probe, list[float]] = {probe: [] for probe in self.probes}
-        chosen = list(self.probes)
-        for number in range(self.rounds):
-            if number == CEILING_TRIALS:
-                chosen = [
-                    min((p for p in self.probes if p.term == term), key=cost)
-                    for term in dict.fromkeys(p.term for p in self.probes)
-                ]
-            for probe in chosen:
-                times[probe].append(_time_one(self.device, probe.call, probe.calls))
-        rates: dict[str, Interval] = {}
-        for probe in chosen:
-            us = _interval(times[probe])
-            rates[probe.term] = Interval(*(probe.nbytes / v / 1e3 for v in (us.mid, us.hi, us.lo))) if probe.nbytes else us
-        return Ceilings(
-            read_gbs=rates["read"], copy_gbs=rates["copy"], inplace_gbs=rates["inplace"], hot_gbs=rates["hot"],
-            launch_us=rates["launch"], best_of={probe.term: probe.name for probe in chosen},
-        )  # fmt: skip
-
-
-def _time_one(device: Device, call: Callable[[], object], calls: int) -> float:
-    """µs a call."""
-    begin = _clock()
-    for _ in range(calls):
-        call()
-    device.synchronize()
-    return (_clock() - begin) / calls / 1e3
-
-
-def _interval(values: Sequence[float]) -> Interval:
-    """Median, and the order statistics but for the first and the last."""
-    ordered = sorted(values)
-    return Interval(ordered[len(ordered) // 2], ordered[1], ordered[-2])

@@ -27,12 +27,14 @@ say "bench-moe: $lines lines BITWISE in $((SECONDS - begin)) s, replaying after 
 lab=../shared/captures/lab/qwen36-routecapture6-rank0-layers9-14.jsonl
 if [ -f "$lab" ]; then
     begin=$SECONDS
-    b70-replay --route-jsonl "$lab" --route-layer-regex 'layers\.9\.' --route-start-indices 0:64:32 --repeats 4 --quick --blocks 10 -o "$out/lab" >"$out/lab.txt"
+    b70-replay --route-jsonl "$lab" --route-layer-regex 'layers\.9\.' --route-start-indices 0:64:32 --stage moe.route \
+        --stage moe.layer --repeats 4 --quick --blocks 10 -o "$out/lab" >"$out/lab.txt"
     [ $((SECONDS - begin)) -le 180 ]
     lines=$(grep -cE '^(eager|sycl):' "$out/lab.txt")
+    [ "$lines" -ge 9 ]
     [ "$(grep -cE '^(eager|sycl):.* BITWISE +[0-9.]+ \[' "$out/lab.txt")" -eq "$lines" ]
     grep -q '1 token · 2 cases' "$out/lab.txt"
-    say "lab routes: $lines lines BITWISE in $((SECONDS - begin)) s"
+    say "lab routes, first and last stage: $lines lines BITWISE in $((SECONDS - begin)) s"
 else
     say "lab routes: SKIPPED, not beside this checkout"
 fi

@@ -20,6 +20,7 @@ from replay.endpoint.reasons import Refusal
 from replay.model import NULL, Ceilings, Interval, Sample
 from replay.results.seen import Seen
 from replay.session import journal as j
+from replay.timing.watch import Watched
 from tests.conftest import ROOT
 
 BASE, MINE, SECOND, RED = "eager:moe.combine", "sycl:moe.combine:rows", "mine:moe.combine:same", "mine:moe.combine:flips"
@@ -106,7 +107,7 @@ def steady(real: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
         return path.replace(str(real.folder), str(tmp_path))
 
     def change(record: j.Record) -> j.Record | None:
-        if isinstance(record, j.Timed | j.Calibrated) and record.process > 4:
+        if isinstance(record, j.Timed | j.Calibrated | j.Attended) and record.process > 4:
             return None  # the real machine had moved, and a process was replaced
         if isinstance(record, j.Begun):
             kernels = tuple(msgspec.structs.replace(k, file=k.file and moved(k.file)) for k in record.plan.kernels)
@@ -115,6 +116,8 @@ def steady(real: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
             return j.Begun(plan, identity)
         if isinstance(record, j.Loaded):
             return j.Loaded(record.where, {moved(path): sha256 for path, sha256 in record.files.items()})
+        if isinstance(record, j.Attended):
+            return j.Attended(record.process, Watched(1_000_000_000, 1_000_000_000, {}))
         if isinstance(record, j.Calibrated):
             return msgspec.structs.replace(record, ceilings=ceilings)
         if isinstance(record, j.Timed):

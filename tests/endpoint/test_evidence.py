@@ -12,6 +12,7 @@ from replay.endpoint.reasons import REASONS, Refusal, exit_code
 from replay.errors import InputError
 from replay.model import TWINS, Exact
 from replay.session import journal as j
+from replay.timing.watch import Watched
 from tests.endpoint.conftest import BASE, MINE, NULL, RED, SECOND, Change, Run, changed, scaled, without
 
 
@@ -343,6 +344,25 @@ def test_the_self_test_is_demanded(steady: Run) -> None:
     for key, codes in (("contraction", ["selftest"]), ("square_root", [])):
         wrong = tuple(msgspec.structs.replace(f, wrong=int(f.key == key)) for f in known.findings)
         assert tested(j.Selftested(wrong)) == codes
+
+
+@pytest.mark.parametrize(
+    ("watched", "codes"),
+    [
+        (Watched(10_000_000_000, 1_000_000_000, {}), ["clock_disagrees"]),
+        (Watched(1_000_000_000, 1_000_000_000, {"cc1plus (7)": 0.4}), ["foreign_process"]),
+        (None, ["evidence_differs"]),
+    ],
+)
+def test_what_went_on_beside_the_samples(steady: Run, watched: Watched | None, codes: list[str]) -> None:
+    """A clock that lies, a busy neighbour, and a process of which nothing is known."""
+
+    def change(record: j.Record) -> j.Record | None:
+        if not isinstance(record, j.Attended) or record.process != 3:
+            return record
+        return watched and j.Attended(3, watched)
+
+    assert steady.write(changed(steady.records(), change)).codes() == codes
 
 
 def test_a_plan_that_asks_for_less_is_refused(steady: Run) -> None:

@@ -3,7 +3,7 @@
 import msgspec
 
 from replay.model import Ceilings, Interval, Work
-from replay.timing.floors import below_floor, best, drifted, floor_case
+from replay.timing.floors import below_floor, best, drifted, floor_case, floor_impl
 
 
 def rate(value: float) -> Interval:
@@ -11,7 +11,7 @@ def rate(value: float) -> Interval:
     return Interval(value, value * 0.99, value * 1.01)
 
 
-CEILINGS = Ceilings(rate(80), rate(40), rate(60), rate(120), Interval(5, 4, 6), {})
+CEILINGS = Ceilings(rate(80), rate(40), rate(60), rate(120), Interval(5, 4, 6), rate(1000), rate(100), {})
 
 
 def test_bytes_of_the_cold_operand_at_the_reading_rate() -> None:
@@ -30,6 +30,18 @@ def test_a_small_case_is_one_launch() -> None:
     """Launch is the other term, once, for every kernel alike."""
     floor = floor_case(Work(0, 0, 1000, 0), CEILINGS, "cold-weights")
     assert (floor.us, floor.term) == (5, "launch")
+
+
+def test_many_operations_take_their_time() -> None:
+    """400 MOP at 1000 GOP/s are 400 µs, where the bytes take a hundred."""
+    floor = floor_case(Work(8_000_000, 0, 0, 400_000_000), CEILINGS, "cold-weights")
+    assert (floor.us, floor.term, floor.bytes_us) == (400, "operations", 100)
+
+
+def test_a_kernels_own_launches_never_flatter_it() -> None:
+    """Its own floor grows with its launches, the case's stays."""
+    floor = floor_case(Work(8_000_000, 0, 0, 0), CEILINGS, "cold-weights")
+    assert [floor_impl(floor, n, CEILINGS) for n in (1, 2, 7, None)] == [100, 105, 130, None]
 
 
 def test_cache_states() -> None:

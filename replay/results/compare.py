@@ -1,0 +1,57 @@
+"""Two runs side by side: what each says of the same kernel and shape. Pure.
+
+Times of two runs are not paired block by block, so nothing is concluded here: their ratio stands with both intervals.
+"""
+
+from collections.abc import Sequence
+
+from tabulate import tabulate
+
+from replay.model import Interval, Value
+from replay.results.build import Group, Result
+from replay.results.table import interval_text, percent
+
+
+class Line(Value, frozen=True):
+    """One kernel on one shape in both runs; None where a run lacks it."""
+
+    what: str
+    before: Group | None
+    after: Group | None
+
+    @property
+    def ratio(self) -> float | None:
+        """Time after over time before, as a share; None where either has none."""
+        if not (self.before and self.after and self.before.us and self.after.us):
+            return None
+        return self.after.us.mid / self.before.us.mid - 1
+
+
+def _key(group: Group) -> tuple[str, ...]:
+    return group.stage, group.geometry, group.capture, group.layers, str(group.tokens), group.modes, group.kernel
+
+
+def lines(before: Result, after: Result) -> list[Line]:
+    """Every kernel and shape of either run, in the order of the first."""
+    a, b = ({_key(g): g for g in result.groups} for result in (before, after))
+    return [Line(f"{k[-1]} · {k[0]} · {k[1]} · {k[2]} {k[3]} · {k[4]} tokens", a.get(k), b.get(k)) for k in {**a, **b}]
+
+
+def text(found: Sequence[Line], differing: Sequence[str]) -> str:
+    """The table, and under it what the runs' identities differ in."""
+
+    def time(group: Group | None) -> str:
+        us: Interval | None = group.us if group else None
+        return interval_text(us) if us else group.exact if group else "–"
+
+    rows = [
+        [line.what, time(line.before), time(line.after), percent(line.ratio) if line.ratio is not None else "–"] for line in found
+    ]
+    table = tabulate(rows, ["kernel", "first µs [95 %]", "second µs [95 %]", "second / first"], disable_numparse=True)
+    return "\n".join(
+        [
+            table,
+            *(f"differs: {how}" for how in differing),
+            "The runs were not interleaved: a difference between them is no verdict.",
+        ]
+    )
