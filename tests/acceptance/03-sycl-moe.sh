@@ -17,7 +17,7 @@ say "fuzz: $(grep -c ' cases × ' "$out/fuzz.txt") stages, 24 cases each, 0 faul
 # The lab's rows through every kernel, a window of a verifier.
 lab=../shared/captures/lab/qwen36-routecapture6-rank0-layers9-14.jsonl
 if [ -f "$lab" ]; then
-    b70-replay --route-jsonl "$lab" --route-window-size 16 --max-cases 1 --blocks 5 --repeats 4 --quick --require exact \
+    b70-replay --route-jsonl "$lab" --route-layer-regex 'layers\.9\.' --route-window-size 16 --max-cases 1 --blocks 5 --repeats 4 --quick --require exact \
         --kernel 'sycl:*' -o "$out/lab" >"$out/lab.txt"
     [ "$(grep -c '^sycl:.* BITWISE ' "$out/lab.txt")" -eq 23 ]
     say "lab windows: $(grep -c ' BITWISE ' "$out/lab.txt") lines BITWISE"
