@@ -4,7 +4,16 @@ import numpy as np
 import pytest
 
 from replay.model import Sample
-from replay.timing.estimate import effect, log_ratios, mean_interval, median_interval, processes_needed, timing
+from replay.timing.estimate import (
+    adjusted_confidence,
+    effect,
+    log_ratios,
+    mean_interval,
+    median_interval,
+    of_processes,
+    processes_needed,
+    timing,
+)
 
 
 def samples(a: list[float], b: list[float]) -> tuple[Sample, ...]:
@@ -98,3 +107,35 @@ def test_blocks_without_a_pair_are_left_out() -> None:
     pairs = samples([10.0, 10.0, 10.0], [20.0, 40.0, 20.0])
     assert log_ratios([s for s in pairs if (s.arm, s.block) != ("a", 1)], "b", "a") == pytest.approx([np.log(2)] * 2)
     assert effect({0: [[s for s in pairs if s.arm == "a"]]}, "b", "a", 0.01) is None
+
+
+def test_adjusted_intervals_exclude_zero_where_the_procedure_rejects() -> None:
+    """For shapes of which some moved: the interval of each agrees with Benjamini and Hochberg at 5 %, and one shape alone has
+    the plain 95 %."""
+    from scipy.stats import false_discovery_control
+
+    rng = np.random.default_rng(5)
+    rejected = 0
+    for _ in range(100):
+        shapes = rng.normal(0, 0.004, (12, 8)) + np.where(np.arange(12) < 4, 0.006, 0)[:, None]
+        p_values = [of_processes(s, 0.01).p for s in shapes]
+        confidence = adjusted_confidence(p_values)
+        assert confidence >= 0.95
+        for values, adjusted in zip(shapes, false_discovery_control(p_values), strict=True):
+            i = of_processes(values, 0.01, confidence).ratio
+            assert (i.lo > 0 or i.hi < 0) == (adjusted <= 0.05)
+            rejected += adjusted <= 0.05
+    assert 100 < rejected < 500
+    assert adjusted_confidence([0.2]) == adjusted_confidence([]) == 0.95
+
+
+def test_the_simulations_medians_are_those_of_samples() -> None:
+    """`make simulate-timing` draws medians of log ratios: the same that samples of such times give."""
+    rng = np.random.default_rng(6)
+    times = {process: (rng.normal(6, 0.01, 30), rng.normal(6, 0.01, 30)) for process in range(3)}
+    processes = {p: [samples(list(np.exp(a)), list(np.exp(b)))] for p, (a, b) in times.items()}
+    found = effect(processes, "b", "a", 0.01)
+    wanted = of_processes(np.array([np.median(b - a) for a, b in times.values()]), 0.01)
+    assert found is not None
+    assert found.ratio.mid == pytest.approx(wanted.ratio.mid, abs=1e-6)
+    assert found.ratio.hi == pytest.approx(wanted.ratio.hi, abs=1e-6)
