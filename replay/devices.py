@@ -55,6 +55,18 @@ class Device:
         if self.kind != "cpu":
             self.module.synchronize()
 
+    def threads(self) -> int:
+        """How many threads torch's CPU operations take."""
+        import torch
+
+        return torch.get_num_threads()
+
+    def set_threads(self, threads: int) -> None:
+        """Let them take so many."""
+        import torch
+
+        torch.set_num_threads(threads)
+
     def llc_bytes(self) -> int:
         """Size of the last-level cache; 32 MiB where it cannot be read."""
         if self.kind == "cpu":

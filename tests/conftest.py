@@ -15,6 +15,7 @@ from replay.model import Case, CaseId, Exact, Geometry, Outcome, Routes, Source,
 from replay.session import child
 from replay.session.arms import Arms
 from replay.stages import STAGES, problem_for
+from replay.stages.vary import twin_of
 
 ROOT = Path(__file__).resolve().parent.parent
 LAB = ROOT.parent / "shared" / "captures" / "lab"
@@ -51,7 +52,7 @@ def judge_here(kernel_id: str, case: Case, load: str | None = None, repeats: int
     outcome: Outcome = judge(stage, case, inputs, want, ran.repeats, ran.trespasses)
     for name, got in ran.twins.items():
         if isinstance(outcome, Exact):
-            twin = case.twinned(name)
+            twin = twin_of(case, name)
             given = stage.inputs(twin)
             outcome = with_twin(stage, twin, given, stage.expected(twin.problem, given), got, outcome)
     return outcome

@@ -45,7 +45,7 @@ def text(found: "Calibration") -> str:
     ]  # fmt: skip
     sizes = [[f"{s.mib} MiB", _shown(s.read_gbs), _shown(s.copy_gbs), _shown(s.inplace_gbs)] for s in found.sweep]
     moved = drifted(found.before, found.after, 0.01)
-    told = f"moved between before and after: {', '.join(moved)}" if moved else "nothing moved between before and after"
+    told = f"moved between before and after: {', '.join(moved)}" if moved else "read, copy and in place: the intervals overlap"
     head = ["ceiling", "unit", "before [99 %]", "after [99 %]", "data sheet", "reached by"]
     return "\n".join(
         [

@@ -15,19 +15,22 @@ def command(first: Path, second: Path, fields: tuple[str, ...]) -> int:
     Runs of different identities (machine, versions, sources, libraries, capture) are refused with exit code 5 unless each
     field that differs is named.
     """
-    from replay.errors import EnvironmentRefused
-    from replay.identity import differences
+    from replay.errors import EnvironmentRefused, InputError
+    from replay.identity import BINDING, differences
     from replay.results import compare
     from replay.results.build import build
     from replay.session import journal as j
 
     results = [build(j.read(folder / j.NAME), "") for folder in (first, second)]
     differing = differences(results[0].identity, results[1].identity)
+    for field in fields:
+        if field.partition(".")[0] not in BINDING:
+            raise InputError("--across", "field", f"one of {', '.join(BINDING)}, or a part of it behind a dot", repr(field))
     unnamed = [d for d in differing if not any(d.startswith((f"{field}:", f"{field}.")) for field in fields)]
     if unnamed:
-        more = f" (and {len(unnamed) - 1} more)" if len(unnamed) > 1 else ""
         raise EnvironmentRefused(
-            f"{second}: compare: expected the identity of {first}, or `--across FIELD` for what differs, got {unnamed[0]}{more}"
+            f"{second}: compare: expected the identity of {first}, or `--across FIELD` for what differs, got {'; '.join(unnamed)}"
         )
-    click.echo(compare.text(compare.lines(*results), differing))
+    unfinished = [f"{folder} is unfinished" for folder, r in zip((first, second), results, strict=True) if not r.finished]
+    click.echo(compare.text(compare.lines(*results), [*differing, *unfinished]))
     return 0

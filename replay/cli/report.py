@@ -29,7 +29,7 @@ def command(run: Path | None, output: Path | None, calls_per_token: float) -> in
     folder = run or newest_run(Path("runs"))
     records = j.read(folder / j.NAME)
     seen = Seen(records)
-    page = report.page(build(records, j.sha256(folder / j.NAME)), seen, _bridge(seen, calls_per_token))
+    page = report.page(build(records, j.sha256(folder / j.NAME)), seen, str(folder), _bridge(seen, calls_per_token))
     path = output or folder / "report.html"
     path.write_text(page)
     click.echo(f"wrote {path}")

@@ -165,7 +165,11 @@ def _run(folder: Path, records: Any, journal: Any) -> int:
     result = write(folder, str(folder))
     with contextlib.suppress(BrokenPipeError):  # `| head` ends the reading, not the verdict
         click.echo(table.text(result, str(folder)))
-    return exit_code(plan, result)
+    code = exit_code(plan, result)
+    if plan.require and code in (3, 4):
+        labels = (f"{g.kernel} {g.verdict.label if g.verdict else g.exact}" for g in result.groups if g.exact != "UNAVAILABLE")
+        click.echo(f"--require {plan.require}: not met: {', '.join(labels)}", err=True)
+    return code
 
 
 def exit_code(plan: Any, result: Any) -> int:

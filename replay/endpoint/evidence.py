@@ -26,7 +26,7 @@ from replay.session.folder import identity_now, kernels_now
 from replay.session.plan import filters
 from replay.stages import STAGES
 from replay.stages.stage import Outputs
-from replay.stages.vary import inputs_when_timed
+from replay.stages.vary import inputs_when_timed, twin_of
 from replay.verdict import caps, is_quick, label_of, spoils
 
 REPLACED = " (deleted)"  # what Linux puts behind the path of a mapped file that is no longer there
@@ -167,7 +167,7 @@ def _registered(seen: Seen, now: Now, kernel: str) -> Iterator[Refusal]:
             yield Refusal("rebuilt_kernel", f"{name}: not registered as in the run")
         names = (*stage.rests_on, *planned[name].rests_on)
         tested = seen.selftested
-        doubt = "no record of it" if tested is None else tested.unasked or tested.doubt(names)
+        doubt = "no record of it" if tested is None else tested.unasked or tested.doubt(names) or tested.lacks(names)
         if names and doubt:
             yield Refusal("selftest", f"{name}: {doubt}")
 
@@ -242,11 +242,16 @@ def _answers(seen: Seen, case: Case, kernel: str) -> Iterator[str]:
     stage, key = STAGES[case.problem.stage], str(case.id)
     second = case.twinned("second")
     inputs = stage.inputs(case)
-    want, other = stage.expected(case.problem, inputs), stage.expected(case.problem, stage.inputs(second))
+    want = stage.expected(case.problem, inputs)
     want_timed, other_timed = (stage.expected(case.problem, inputs_when_timed(stage, c)) for c in (case, second))
     specs = stage.specs(case.problem)
 
     def right(answer: j.Answer | None, wanted: Outputs) -> bool:
+        return answer is not None and answer.sha256 == digest(specs, wanted, padded(specs, wanted, answer.poison))
+
+    def right_twin(answer: j.Answer | None, posed: Case) -> bool:
+        wanted = stage.expected(posed.problem, stage.inputs(posed))
+        specs = stage.specs(posed.problem)
         return answer is not None and answer.sha256 == digest(specs, wanted, padded(specs, wanted, answer.poison))
 
     if seen.work.get(key) != stage.work(case.problem, inputs):
@@ -265,7 +270,7 @@ def _answers(seen: Seen, case: Case, kernel: str) -> Iterator[str]:
         if not whole or not all(right(a, want) for a in judged.answers):
             yield f"{name}: what it wrote when judged is not the oracle's output in {seen.plan.repeats} repeats"
         for twin in TWINS if "strided" in layouts[name] else TWINS[:1]:
-            if not right(judged.twins.get(twin), other if case.twinned(twin).bytes_of else want):
+            if not right_twin(judged.twins.get(twin), twin_of(case, twin)):
                 yield f"{name}: what it wrote on its {twin} twin is not the oracle's output"
     for process, timed in sorted(seen.timed.get(key, {}).items()):
         for arm in (kernel, baseline, baseline + NULL):

@@ -9,14 +9,14 @@ from functools import partial
 from types import FunctionType
 from typing import Any
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from replay.model import Case, Routes
+from replay.model import Case
 from replay.oracle.arith import rn_bf16
 from replay.oracle.moe import ExpertRows
 from replay.stages.stage import Outputs, Stage, Tensors
+from replay.stages.vary import doubled
 
 # torch's own operations are the one library that an oracle may share with a candidate.
 MOST_PROBED = 16
@@ -47,17 +47,6 @@ def mistrust(stage: Stage, cases: Sequence[Case]) -> str | None:
         if not still:
             return None
     return f"redrawing {', '.join(still)} moves no expected output beside {where}" if still else None
-
-
-def doubled(case: Case) -> Case:
-    """A case and the same again with every expert's neighbour in its place: two tokens at least, with other experts. One
-    token alone is all alike to a stage that only moves rows."""
-    routes, experts, rows = case.routes, case.problem.geometry.experts, 2 * case.problem.rows
-    shifted = tuple(tuple((e + 1) % experts if e >= 0 else e for e in row) for row in routes.topk_ids)
-    weights = routes.topk_weights and (*routes.topk_weights, *reversed(routes.topk_weights))
-    replace = msgspec.structs.replace
-    id_ = replace(case.id, problem=replace(case.problem, rows=rows), source=replace(case.id.source, rows=rows))
-    return replace(case, id=id_, routes=Routes((*routes.topk_ids, *shifted), weights))
 
 
 def _moves(stage: Stage, case: Case, inputs: Tensors, base: Outputs, name: str) -> bool:

@@ -61,6 +61,7 @@ class Result(Value, frozen=True, kw_only=True):
     unasked: str | None
     ceilings: Ceilings | None
     drift: tuple[str, ...]
+    disturbed: tuple[str, ...]
     groups: tuple[Group, ...]
     rows: tuple[Row, ...]
     journal_sha256: str
@@ -76,7 +77,7 @@ def build(records: Sequence[Record], journal_sha256: str) -> Result:
         schema=SCHEMA, identity=seen.identity, capture=plan.capture, origin=plan.origin, drawn=plan.drawn,
         device=plan.device, cache=plan.cache, processes=plan.processes, replaced=seen.replaced, quick=plan.quick,
         finished=seen.finished, selftest=tested.findings, unasked=tested.unasked or tested.died,
-        ceilings=found.ceilings, drift=found.drift, groups=tuple(found.groups()),
+        ceilings=found.ceilings, drift=found.drift, disturbed=tuple(found.disturbed), groups=tuple(found.groups()),
         rows=tuple(row for rows in found.claims.values() for row in rows), journal_sha256=journal_sha256,
     )  # fmt: skip
 
@@ -234,4 +235,6 @@ def _why(verdict: Verdict | None, members: list[Row]) -> str:
     restless = sum("not_stationary" in r.verdict.reasons for r in members if r.verdict)
     needed = [f"about {verdict.processes_needed} processes would decide"] if verdict.processes_needed else []
     told = [f"not_stationary in {restless} of {len(members)} cases"] if restless else []
-    return ", ".join([*details[:1], *verdict.reasons, *needed, *told])
+    # Which rate, which process: what holds for the whole run is told once, under the tables.
+    codes = dict.fromkeys(r.partition(":")[0] for r in verdict.reasons) if verdict.label != "BASELINE" else ()
+    return "; ".join(filter(None, [*details[:1], ", ".join([*codes, *needed, *told])]))

@@ -34,7 +34,10 @@ def _key(group: Group) -> tuple[str, ...]:
 def lines(before: Result, after: Result) -> list[Line]:
     """Every kernel and shape of either run, in the order of the first."""
     a, b = ({_key(g): g for g in result.groups} for result in (before, after))
-    return [Line(f"{k[-1]} · {k[0]} · {k[1]} · {k[2]} {k[3]} · {k[4]} tokens", a.get(k), b.get(k)) for k in {**a, **b}]
+    return [
+        Line(f"{k[-1]} · {k[0]} · {k[1]} · {k[2]} {k[3]} · {k[4]} token{'s' * (k[4] != '1')}", a.get(k), b.get(k))
+        for k in {**a, **b}
+    ]
 
 
 def text(found: Sequence[Line], differing: Sequence[str]) -> str:

@@ -21,8 +21,8 @@ ROW_INCHES = 0.22
 FARTHEST = 25  # % from the median
 
 
-def page(result: Result, seen: Seen, bridge: Sequence[tuple[str, Any]]) -> str:
-    """The whole page; ``bridge`` holds (kernel, prediction) where there is one."""
+def page(result: Result, seen: Seen, folder: str, bridge: Sequence[tuple[str, Any]]) -> str:
+    """The whole page; ``folder`` is the run's, ``bridge`` holds (kernel, prediction) where there is one."""
     import jinja2
 
     environment = jinja2.Environment(
@@ -30,7 +30,8 @@ def page(result: Result, seen: Seen, bridge: Sequence[tuple[str, Any]]) -> str:
     )
     missing = {g.kernel: g.detail for g in result.groups if g.exact == "UNAVAILABLE"}
     return environment.get_template("report.html.j2").render(
-        result=result, heads=table.HEADERS, tables=list(_tables(result)), missing=sorted(missing.items()), bridge=bridge,
+        result=result, folder=folder, heads=table.HEADERS, tables=list(_tables(result)), missing=sorted(missing.items()),
+        bridge=bridge,
         floors=floors(result.rows), drift=drift(seen),
         ceilings=table.ceilings_text(result.ceilings) if result.ceilings else "not measured",
         identity=list(_flat(result.identity)),

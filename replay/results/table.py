@@ -104,6 +104,10 @@ def _tail(result: Result, where: str) -> list[str]:
         tail.append(f"the device FAILS its self-test: {', '.join(failed)}; what rests on it is MISTRUSTED.")
     if result.drift:
         tail.append(f"ceilings moved between before and after ({', '.join(result.drift)}): comparisons are INCONCLUSIVE.")
+    if foreign := [d.partition(":")[2] for d in result.disturbed if d.startswith("foreign_process")]:
+        tail.append(f"other processes kept the processors busy ({', '.join(foreign)}): comparisons are INCONCLUSIVE.")
+    if "clock_disagrees" in result.disturbed:
+        tail.append("the clock of the spans is not the kernel's: every time is INVALID.")
     if result.replaced:
         tail.append(
             f"{len(result.replaced)} of {result.processes + len(result.replaced)} processes replaced: their ceilings moved."

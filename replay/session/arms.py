@@ -86,6 +86,8 @@ class Arms:
         """The kernel's run for this case's problem."""
         assert self.case is not None
         run: Run = resolve(kernel, kernel.prepare)(self.case.problem, weights)
+        if not callable(run):
+            raise TypeError(f"{kernel.prepare}: expected prepare to return a function, got {type(run).__name__}")
         return run
 
     def binding(self, inputs: Tensors, weights: Mapping[str, "torch.Tensor"]) -> Binding:

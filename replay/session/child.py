@@ -31,6 +31,7 @@ from replay.session.arms import Arms, Ring
 from replay.session.buffers import POISON_BYTES, checksum
 from replay.stages import STAGES
 from replay.stages.stage import Outputs, Tensors
+from replay.stages.vary import twin_of
 from replay.timing import spans, watch
 from replay.timing.ceilings import Calibration, Ceiling, calibrate
 from replay.timing.watch import Watched
@@ -247,9 +248,9 @@ def _run_case(arms: Arms, kernel: Kernel, case: Case, index: int, repeats: int) 
 def _run_strided(arms: Arms, kernel: Kernel, case: Case, ran: Ran) -> Ran:
     """Two more calls, on strided inputs: the case's bytes and the other ones, under either poison."""
     print(TWIN["strided"], flush=True)  # what a log ends with, should the kernel die here
-    twin = case.twinned("strided")
+    twin = twin_of(case, "strided")
     try:
-        given = arms.begin(twin), STAGES[case.problem.stage].inputs(case.twinned("strided second"))
+        given = arms.begin(twin), STAGES[case.problem.stage].inputs(twin_of(case, "strided second"))
         strided = judged_calls(arms, kernel, twin, ran.index, list(given))
     except Exception as error:
         raise RuntimeError(f"{TWIN['strided']}{type(error).__name__}: {error}") from error
@@ -311,16 +312,21 @@ def time_main(
             # In another order in every process: what is prepared first lies elsewhere in memory, and two copies of one
             # kernel then differ by half a percent, the same way each time.
             runs: dict[str, list[tuple[Run, dict[str, Any]]]] = {arm: [] for arm, _ in named}
+            prepared: dict[str, str] = {}
+            threads = device.threads()
             for number in spans.generator(f"prepare/{case.id}", options).permutation(len(named)):
                 arm, kernel = named[number]
                 at_arm.value = number
                 runs[arm] = ring.runs(kernel)
+                if device.threads() != threads:
+                    prepared[arm] = f"changed torch's number of threads from {threads} to {device.threads()}"
+                    device.set_threads(threads)
             flags = () if ring.cold or options.cache == "warm" or ring.slots is None else ("not_cold",)
             timer = spans.Timer(device, ring, runs, options, flags, at_arm)
             samples, outputs = timer.blocks(str(case.id))
             second = timer.answers(STAGES[case.problem.stage].inputs(case.twinned("second")))
             at_arm.value = -1
-            pipe.send(Sampled(index, samples, outputs, second, timer.trespasses))
+            pipe.send(Sampled(index, samples, outputs, second, prepared | timer.trespasses))
         pipe.send(Looked(watching.until_now()))
         pipe.send(Ceiled("after", ceilings.measure()))
         pipe.send(Done(loaded_files()))

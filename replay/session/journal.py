@@ -94,9 +94,14 @@ class Selftested(Value, frozen=True, tag="selftested", tag_field="record"):
         wanted = set(names)
         if wanted and self.died:
             return f"the device's self-test died: {self.died}"
-        wrong = [f for f in self.findings if f.key in wanted and (f.wrong or not f.asked)]
-        told = ", ".join(f"{f.name} (wrong in {f.wrong:,} of {f.asked:,})" if f.asked else f"{f.name} (not there)" for f in wrong)
+        wrong = [f for f in self.findings if f.key in wanted and f.wrong]
+        told = ", ".join(f"{f.name} (wrong in {f.wrong:,} of {f.asked:,})" for f in wrong)
         return f"the device fails its self-test: {told}" if told else None
+
+    def lacks(self, names: Iterable[str]) -> str | None:
+        """What of these the device does not have, or None."""
+        told = ", ".join(f.name for f in self.findings if f.key in set(names) and not f.asked)
+        return f"the device has no {told}" if told else None
 
 
 class Probed(Value, frozen=True, tag="probed", tag_field="record"):

@@ -24,7 +24,7 @@ from replay.session.child import Ceiled, Done, Looked, Raised, Ran, Sampled, jud
 from replay.session.workers import Died, Ending, Worker, device_lost, healthy, selftested
 from replay.stages import STAGES
 from replay.stages.stage import Outputs, Tensors
-from replay.stages.vary import inputs_when_timed
+from replay.stages.vary import inputs_when_timed, twin_of
 from replay.timing.floors import most_processes
 from replay.timing.spans import Options
 
@@ -152,7 +152,7 @@ class Session:
     def _judge(self, kernel: Kernel, cases: list[Case]) -> None:
         todo = [c for c in cases if (str(c.id), kernel.id) not in self.state.outcomes]
         for case in list(todo):
-            if why := unavailable(kernel, case.problem, self.plan.device):
+            if why := unavailable(kernel, case.problem, self.plan.device) or self._lacks(kernel):
                 self._outcome(case, kernel, NotRun("UNAVAILABLE", why))
                 todo.remove(case)
             elif doubt := self.state.probed[case.problem.stage] or self._distrust(kernel):
@@ -171,6 +171,10 @@ class Session:
                 self._outcome(todo[0], kernel, NotRun("CRASHED", "ended without an answer"))
                 done = 1
             todo = todo[done:]  # a child that died is followed by another for the cases behind the one it died at
+
+    def _lacks(self, kernel: Kernel) -> str | None:
+        """What a kernel rests on and the device does not have."""
+        return self.state.selftested.lacks(kernel.rests_on) if self.state.selftested else None
 
     def _distrust(self, kernel: Kernel) -> str | None:
         """Why a kernel's bits say nothing on this device: it fails a self-test that they rest on."""
@@ -213,7 +217,7 @@ class Session:
         outcome: Exact | Inexact = msgspec.structs.replace(found.outcome, prepack=ran.prepack)
         twins: dict[Twin, j.Answer] = {}
         for name, got in ran.twins.items():
-            twin = case.twinned(name)
+            twin = twin_of(case, name)
             assert isinstance(outcome, Exact)
             outcome = with_twin(stage, twin, *self.truth(twin), got, outcome)
             if not isinstance(outcome, Exact):

@@ -1,8 +1,10 @@
-"""The same problem on other bytes: timed calls never see an input twice, so that a remembered output is of no use."""
+"""The same problem on other bytes and in other layouts: timed calls never see an input twice, so that a remembered output is
+of no use, and every case is judged beside its twins."""
 
+import msgspec
 import numpy as np
 
-from replay.model import Case, Spec
+from replay.model import Case, Routes, Spec, Twin
 from replay.stages.stage import Stage, Tensors
 
 # The variation whose outputs are compared with the oracle, among many that are not; no kernel can tell which is which.
@@ -32,3 +34,19 @@ def varied(specs: tuple[Spec, ...], inputs: Tensors, number: int) -> Tensors:
         order = np.random.Generator(np.random.Philox(key=number)).permutation(array.shape[-1])
         moved[spec.name] = np.ascontiguousarray(array[..., order])
     return moved
+
+
+def doubled(case: Case) -> Case:
+    """A case and the same again with every expert's neighbour in its place: two tokens at least, with other experts. One
+    token alone is all alike to a stage that only moves rows."""
+    routes, experts, rows = case.routes, case.problem.geometry.experts, 2 * case.problem.rows
+    shifted = tuple(tuple((e + 1) % experts if e >= 0 else e for e in row) for row in routes.topk_ids)
+    weights = routes.topk_weights and (*routes.topk_weights, *reversed(routes.topk_weights))
+    replace = msgspec.structs.replace
+    id_ = replace(case.id, problem=replace(case.problem, rows=rows), source=replace(case.id.source, rows=rows))
+    return replace(case, id=id_, routes=Routes((*routes.topk_ids, *shifted), weights))
+
+
+def twin_of(case: Case, twin: Twin) -> Case:
+    """A twin of a case. A single token is doubled before it is strided: one row alone has no stride to be ignored."""
+    return (doubled(case) if "strided" in twin and case.problem.rows == 1 else case).twinned(twin)

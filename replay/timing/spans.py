@@ -6,11 +6,12 @@ patches ``time`` afterwards times nothing but itself.
 
 import gc
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from replay.devices import Device
 from replay.exactness import Got
@@ -43,6 +44,12 @@ class Options(Value, frozen=True):
     quick: bool
 
 
+def _untouched(outputs: Mapping[str, NDArray[Any]]) -> bool:
+    """Whether the first row of some output, where it has one, is all poison."""
+    rows = [array[:1].view(np.uint8) for array in outputs.values() if array.size]
+    return any(bool((row == POISON).all()) for row in rows)
+
+
 def generator(what: str, options: Options) -> np.random.Generator:
     """The random source of one thing in one process of a run."""
     key = hashlib.sha256(f"{what}/{options.seed}/{options.process}".encode()).digest()[:16]
@@ -61,6 +68,8 @@ class Timer:
         self.position = 0
         self.numbers = {arm: i for i, arm in enumerate(runs)}
         self.trespasses: dict[str, str] = {}
+        self.idle: dict[str, int] = dict.fromkeys(runs, 0)
+        self.threads = device.threads()
         self.variation = CHECKED
 
     def blocks(self, case: str) -> tuple[tuple[Sample, ...], dict[str, Got]]:
@@ -91,13 +100,16 @@ class Timer:
                     kept = int(rng.integers(calls[arm])) if checked[arm] == block else None
                     used = self._reset(calls[arm], kept)
                     at = _clock() - begin
-                    elapsed = self._span(arm, calls[arm])
+                    elapsed = self._span(arm, calls[arm], used)
                     samples.append(Sample(block, arm, calls[arm], elapsed, at, flags[arm] + self.flags))
                     self._inspect(arm, used)
                     if kept is not None:
                         outputs[arm] = Got(used[kept].outputs(), POISON)
         finally:
             gc.enable()
+        for arm, got in outputs.items():
+            if self.idle[arm] and not _untouched(got.outputs):
+                self._charge(arm, f"left its outputs untouched in {self.idle[arm]} calls when the clock stopped")
         return tuple(samples), outputs
 
     def _reset(self, calls: int, kept: int | None) -> list["Binding"]:
@@ -116,8 +128,14 @@ class Timer:
         """Charge the arm that ran last with what it wrote outside its outputs, and put the inputs right."""
         for binding in used:
             if found := binding.trespasses():
-                self.trespasses.setdefault(arm, f"in a timed call: {'; '.join(found)}")
+                self._charge(arm, "; ".join(found))
                 binding.mend()
+        if (threads := self.device.threads()) != self.threads:  # all other arms would pay for it
+            self._charge(arm, f"changed torch's number of threads from {self.threads} to {threads}")
+            self.device.set_threads(self.threads)
+
+    def _charge(self, arm: str, what: str) -> None:
+        self.trespasses.setdefault(arm, f"in a timed call: {what}")
 
     def answers(self, second: "Tensors") -> dict[str, Got]:
         """Each arm's outputs on other bytes at the addresses it was timed on: what was remembered is wrong there."""
@@ -131,8 +149,12 @@ class Timer:
             self._inspect(arm, used)
         return found
 
-    def _span(self, arm: str, calls: int) -> int:
-        """Nanoseconds of ``calls`` calls on consecutive bindings, the wait for the device included."""
+    def _span(self, arm: str, calls: int, poisoned: Sequence["Binding"] = ()) -> int:
+        """Nanoseconds of ``calls`` calls on consecutive bindings, the wait for the device included.
+
+        Of the bindings that were ``poisoned`` for it, those whose outputs nobody had touched when the clock stopped are
+        counted here, before anything else can run.
+        """
         runs, position, n = self.runs[arm], self.position, len(self.bindings)
         todo = [runs[(position + i) % n] for i in range(calls)]
         self.position = (position + calls) % n
@@ -141,7 +163,9 @@ class Timer:
         for run, tensors in todo:
             run(tensors)
         self.device.synchronize()
-        return _clock() - begin
+        elapsed = _clock() - begin
+        self.idle[arm] += sum(binding.untouched() for binding in poisoned)
+        return elapsed
 
     def _warm_up(self, arm: str) -> tuple[int, tuple[str, ...]]:
         """(calls a sample, flags). Goes on until the last window of spans has no slope, not for a count."""

@@ -31,19 +31,25 @@ class Watched(Value, frozen=True):
 
 @dataclass(frozen=True)
 class Watch:
-    """The state of both clocks and the CPU seconds of every foreign process at one moment."""
+    """The state of both clocks, and of every foreign process its name and CPU seconds, by pid and time of birth."""
 
     clock_ns: int
     kernel_ns: int
-    seconds: dict[tuple[int, str], float]
+    used: dict[tuple[int, float], tuple[str, float]]
 
     def until_now(self) -> Watched:
         """What went on since."""
         now = begin()
         elapsed = max((now.kernel_ns - self.kernel_ns) / 1e9, 1e-9)
-        used = {who: (seconds - self.seconds.get(who, 0.0)) / elapsed for who, seconds in now.seconds.items()}
-        foreign = {f"{name} ({pid})": round(cores, 3) for (pid, name), cores in sorted(used.items()) if cores >= 0.01}
+        foreign = {}
+        for who, (name, seconds) in sorted(now.used.items()):
+            cores = (seconds - self.used.get(who, ("", 0.0))[1]) / elapsed
+            if cores >= 0.01:
+                foreign[f"{name} ({who[0]})"] = round(cores, 3)
         return Watched(now.clock_ns - self.clock_ns, now.kernel_ns - self.kernel_ns, foreign)
+
+
+KERNEL_THREADS = 2  # the pid that all of Linux's own threads descend from: nobody can stop them
 
 
 def begin() -> Watch:
@@ -51,13 +57,13 @@ def begin() -> Watch:
     me = psutil.Process()
     above = me.parents()
     family = {me.pid, *(p.pid for p in above), *(p.pid for run in above[:2] for p in run.children(recursive=True))}
-    seconds = {}
-    for process in psutil.process_iter(["pid", "name", "cpu_times"]):
-        times = process.info["cpu_times"]
-        if process.info["pid"] not in family and times is not None:
-            seconds[process.info["pid"], process.info["name"]] = times.user + times.system
+    used = {}
+    for process in psutil.process_iter(["pid", "ppid", "name", "create_time", "cpu_times"]):
+        told = process.info
+        if told["pid"] not in family and KERNEL_THREADS not in (told["pid"], told["ppid"]) and told["cpu_times"] is not None:
+            used[told["pid"], told["create_time"]] = told["name"], told["cpu_times"].user + told["cpu_times"].system
     uptime = Path("/proc/uptime").read_text().split()[0]
-    return Watch(_clock(), round(float(uptime) * 1e9), seconds)
+    return Watch(_clock(), round(float(uptime) * 1e9), used)
 
 
 def clocks_agree(watched: Watched) -> bool:

@@ -5,6 +5,7 @@ Registered with --load. What they deserve stands in test_cheats.py.
 
 import gc
 import hashlib
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -200,6 +201,61 @@ def remembers_when_strided(problem: Problem, weights: Any) -> Run:
     return run
 
 
+def peeks_at_the_harness(problem: Problem, weights: Any) -> Run:
+    """Looks in its caller's frames whether the outputs of this call will be kept, and works only then."""
+    right = prepare_route(problem, weights)
+
+    def run(t: Mapping[str, Any]) -> None:
+        frame: Any = sys._getframe(1)
+        while frame is not None:
+            if frame.f_code.co_name == "blocks" and frame.f_locals.get("kept", 0) is None:
+                return
+            frame = frame.f_back
+        right(t)
+
+    return run
+
+
+def after_the_clock(problem: Problem, weights: Any) -> Run:
+    """Does its work when the function that timed it returns."""
+    right = prepare_route(problem, weights)
+
+    def run(t: Mapping[str, Any]) -> None:
+        frame = sys._getframe(1)
+        if frame.f_code.co_name != "_span":
+            right(t)
+            return
+        _later.append((right, t))
+
+        def trace(_frame: Any, event: str, _arg: Any) -> Any:
+            if event == "return":
+                sys.settrace(None)
+                for work, tensors in _later:
+                    work(tensors)
+                _later.clear()
+            return trace
+
+        frame.f_trace = trace
+        sys.settrace(lambda *_: None)
+
+    return run
+
+
+_later: list[Any] = []
+
+
+def slows_the_others(problem: Problem, weights: Any) -> Run:
+    """Takes torch's threads for itself, and leaves the others more of them than there are cores."""
+    right = prepare_route(problem, weights)
+
+    def run(t: Mapping[str, Any]) -> None:
+        torch.set_num_threads(1)
+        right(t)
+        torch.set_num_threads(64)
+
+    return run
+
+
 _last: dict[str, list[tuple[str, Any]]] = {}
 
 
@@ -214,7 +270,8 @@ def patches_the_clock(problem: Problem, weights: Any) -> Run:
 
 ROUTE = (
     "by_pointer", "by_shape", "by_fingerprint", "by_some_bytes", "by_fingerprint_across_prepares", "left_from_before",
-    "if_not_there", "later", "once_more", "nothing", "remembers_when_strided", "patches_the_clock",
+    "if_not_there", "later", "once_more", "nothing", "remembers_when_strided", "peeks_at_the_harness",
+    "after_the_clock", "slows_the_others", "patches_the_clock",
 )  # fmt: skip
 COMBINE = ("all_nan", "another_tensor", "wider", "mutates", "skips_padding", "from_the_collector")
 KERNELS = [
