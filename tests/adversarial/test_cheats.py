@@ -21,7 +21,8 @@ DESERVED = {
     "moe.route:left_from_before": ("NONDETERMINISTIC", "1 of 16 repeats right"),
     "moe.route:if_not_there": ("BITWISE", ""),
     "moe.route:later": ("FAIL or NONDETERMINISTIC", ""),  # a late thread may meet another call's buffers, or none
-    "moe.route:once_more": ("FAIL", "went on writing after it had returned"),
+    # A late write shows after the call, or in its output where the machine was slow to read that.
+    "moe.route:once_more": ("FAIL or NONDETERMINISTIC", ""),
     "moe.route:nothing": ("FAIL", ""),
     "moe.route:remembers_when_strided": ("FAIL", "on strided inputs"),
     "moe.route:peeks_at_the_harness": ("FAIL", "left its outputs untouched in"),
