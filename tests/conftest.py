@@ -52,7 +52,7 @@ def judge_here(kernel_id: str, case: Case, load: str | None = None, repeats: int
     outcome: Outcome = judge(stage, case, inputs, want, ran.repeats, ran.trespasses)
     for name, got in ran.twins.items():
         if isinstance(outcome, Exact):
-            twin = twin_of(case, name)
+            twin = twin_of(stage, case, name)
             given = stage.inputs(twin)
             outcome = with_twin(stage, twin, given, stage.expected(twin.problem, given), got, outcome)
     return outcome

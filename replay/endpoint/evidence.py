@@ -270,7 +270,7 @@ def _answers(seen: Seen, case: Case, kernel: str) -> Iterator[str]:
         if not whole or not all(right(a, want) for a in judged.answers):
             yield f"{name}: what it wrote when judged is not the oracle's output in {seen.plan.repeats} repeats"
         for twin in TWINS if "strided" in layouts[name] else TWINS[:1]:
-            if not right_twin(judged.twins.get(twin), twin_of(case, twin)):
+            if not right_twin(judged.twins.get(twin), twin_of(stage, case, twin)):
                 yield f"{name}: what it wrote on its {twin} twin is not the oracle's output"
     for process, timed in sorted(seen.timed.get(key, {}).items()):
         for arm in (kernel, baseline, baseline + NULL):

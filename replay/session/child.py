@@ -248,9 +248,9 @@ def _run_case(arms: Arms, kernel: Kernel, case: Case, index: int, repeats: int) 
 def _run_strided(arms: Arms, kernel: Kernel, case: Case, ran: Ran) -> Ran:
     """Two more calls, on strided inputs: the case's bytes and the other ones, under either poison."""
     print(TWIN["strided"], flush=True)  # what a log ends with, should the kernel die here
-    twin = twin_of(case, "strided")
+    twin = twin_of(STAGES[case.problem.stage], case, "strided")
     try:
-        given = arms.begin(twin), STAGES[case.problem.stage].inputs(twin_of(case, "strided second"))
+        given = arms.begin(twin), STAGES[case.problem.stage].inputs(twin_of(STAGES[case.problem.stage], case, "strided second"))
         strided = judged_calls(arms, kernel, twin, ran.index, list(given))
     except Exception as error:
         raise RuntimeError(f"{TWIN['strided']}{type(error).__name__}: {error}") from error

@@ -217,7 +217,7 @@ class Session:
         outcome: Exact | Inexact = msgspec.structs.replace(found.outcome, prepack=ran.prepack)
         twins: dict[Twin, j.Answer] = {}
         for name, got in ran.twins.items():
-            twin = twin_of(case, name)
+            twin = twin_of(stage, case, name)
             assert isinstance(outcome, Exact)
             outcome = with_twin(stage, twin, *self.truth(twin), got, outcome)
             if not isinstance(outcome, Exact):

@@ -47,6 +47,8 @@ def doubled(case: Case) -> Case:
     return replace(case, id=id_, routes=Routes((*routes.topk_ids, *shifted), weights))
 
 
-def twin_of(case: Case, twin: Twin) -> Case:
-    """A twin of a case. A single token is doubled before it is strided: one row alone has no stride to be ignored."""
-    return (doubled(case) if "strided" in twin and case.problem.rows == 1 else case).twinned(twin)
+def twin_of(stage: Stage, case: Case, twin: Twin) -> Case:
+    """A twin of a case. A single token is doubled before it is strided, since one row alone has no stride to be ignored; not
+    where a stage reads weights, of which a second token would need as many again."""
+    alone = case.problem.rows == 1 and stage.relabel is None
+    return (doubled(case) if "strided" in twin and alone else case).twinned(twin)
