@@ -61,11 +61,14 @@ class Device:
 
         return torch.get_num_threads()
 
-    def set_threads(self, threads: int) -> None:
-        """Let them take so many."""
+    def put_back(self, threads: int) -> str | None:
+        """Let them take so many again: what somebody had made of it, or None. All other kernels would pay for it."""
         import torch
 
+        if (found := self.threads()) == threads:
+            return None
         torch.set_num_threads(threads)
+        return f"changed torch's number of threads from {threads} to {found}"
 
     def llc_bytes(self) -> int:
         """Size of the last-level cache; 32 MiB where it cannot be read."""

@@ -18,14 +18,14 @@ from replay.errors import EnvironmentRefused, InputError, ReplayError
 from replay.exactness import digest, padded
 from replay.exactness.trust import mistrust
 from replay.identity import Hashes
-from replay.model import NULL, TWINS, Case, Exact, Kernel, NotRun
+from replay.model import NULL, TWINS, Case, Exact, Kernel, NotRun, Spec
 from replay.results.build import Group, build
 from replay.results.seen import Seen
 from replay.session import journal as j
 from replay.session.folder import identity_now, kernels_now
 from replay.session.plan import filters
 from replay.stages import STAGES
-from replay.stages.stage import Outputs
+from replay.stages.stage import Outputs, Stage
 from replay.stages.vary import inputs_when_timed, twin_of
 from replay.verdict import caps, is_quick, label_of, spoils
 
@@ -237,22 +237,23 @@ def _processes(seen: Seen, cases: list[Case], kernel: str) -> Iterator[Refusal]:
         yield Refusal("evidence_differs", "timed, but not in the plan", min(strange))
 
 
+def _wanted(stage: Stage, case: Case) -> tuple[tuple[Spec, ...], Outputs]:
+    return stage.specs(case.problem), stage.expected(case.problem, stage.inputs(case))
+
+
 def _answers(seen: Seen, case: Case, kernel: str) -> Iterator[str]:
     """What the journal says the kernel and its baseline wrote, held against the oracle's outputs."""
     stage, key = STAGES[case.problem.stage], str(case.id)
-    second = case.twinned("second")
     inputs = stage.inputs(case)
-    want = stage.expected(case.problem, inputs)
-    want_timed, other_timed = (stage.expected(case.problem, inputs_when_timed(stage, c)) for c in (case, second))
     specs = stage.specs(case.problem)
+    want = specs, stage.expected(case.problem, inputs)
+    timed_want, second_want = (
+        (specs, stage.expected(case.problem, inputs_when_timed(stage, c))) for c in (case, case.twinned("second"))
+    )
+    twins = {twin: _wanted(stage, twin_of(stage, case, twin)) for twin in TWINS}
 
-    def right(answer: j.Answer | None, wanted: Outputs) -> bool:
-        return answer is not None and answer.sha256 == digest(specs, wanted, padded(specs, wanted, answer.poison))
-
-    def right_twin(answer: j.Answer | None, posed: Case) -> bool:
-        wanted = stage.expected(posed.problem, stage.inputs(posed))
-        specs = stage.specs(posed.problem)
-        return answer is not None and answer.sha256 == digest(specs, wanted, padded(specs, wanted, answer.poison))
+    def right(answer: j.Answer | None, wanted: tuple[tuple[Spec, ...], Outputs]) -> bool:
+        return answer is not None and answer.sha256 == digest(*wanted, padded(*wanted, answer.poison))
 
     if seen.work.get(key) != stage.work(case.problem, inputs):
         yield "its work is not what its routes ask for"
@@ -270,14 +271,14 @@ def _answers(seen: Seen, case: Case, kernel: str) -> Iterator[str]:
         if not whole or not all(right(a, want) for a in judged.answers):
             yield f"{name}: what it wrote when judged is not the oracle's output in {seen.plan.repeats} repeats"
         for twin in TWINS if "strided" in layouts[name] else TWINS[:1]:
-            if not right_twin(judged.twins.get(twin), twin_of(stage, case, twin)):
+            if not right(judged.twins.get(twin), twins[twin]):
                 yield f"{name}: what it wrote on its {twin} twin is not the oracle's output"
     for process, timed in sorted(seen.timed.get(key, {}).items()):
         for arm in (kernel, baseline, baseline + NULL):
             name = arm.removesuffix(NULL)
             if name not in hashed or not any(s.arm == arm for s in timed.samples) or name in timed.wrong:
                 continue
-            if not right(timed.answers.get(arm), want_timed) or not right(timed.second.get(arm), other_timed):
+            if not right(timed.answers.get(arm), timed_want) or not right(timed.second.get(arm), second_want):
                 yield f"{arm}: what it wrote while timed in process {process} is not the oracle's output"
 
 

@@ -15,7 +15,7 @@ from replay.endpoint.reasons import Refusal
 from replay.endpoint.spec import Endpoint
 from replay.errors import InputError
 from replay.identity import source_of, unknown
-from replay.model import Case, Exact
+from replay.model import Case, Exact, Kernel
 from replay.results.build import Group, reproduction
 from replay.results.seen import Seen
 from replay.session import journal as j
@@ -74,7 +74,7 @@ def _misfits(seen: Seen, endpoint: Endpoint) -> list[Refusal]:
 
 
 def _cautions(
-    seen: Seen, cases: list[Case], claims: list[Group], prediction: Prediction | None, endpoint: Endpoint
+    seen: Seen, cases: list[Case], chosen: Kernel, claims: list[Group], prediction: Prediction | None, endpoint: Endpoint
 ) -> Iterator[str]:
     """What does not forbid a promotion and should be known to whoever relies on it."""
     if not endpoint.geometry:
@@ -83,14 +83,12 @@ def _cautions(
         yield "the predicted gain may be a loss: its interval holds zero, the machine was restless"
     if (largest := max((g.comparison.effect.mde for g in claims if g.comparison), default=0.0)) > LARGE_EFFECT:
         yield f"the minimum detectable effect was {largest:.0%}: smaller differences could not be seen"
-    kernels = {k.id: k for k in seen.plan.kernels}
-    for group in claims:
-        if "strided" not in kernels[group.kernel].layouts:
-            yield f"{group.kernel} takes contiguous inputs only, and was judged on no others"
-        if group.comparison and any(
-            isinstance(o := seen.outcome(str(c.id), group.comparison.baseline), Exact) and o.grade == "WITHIN_ULP" for c in cases
-        ):
-            yield f"{group.comparison.baseline} is only within its budget: what it wrote was not computed again"
+    if "strided" not in chosen.layouts:
+        yield f"{chosen.id} takes contiguous inputs only, and was judged on no others"
+    baseline = seen.plan.baseline_of(chosen.stage)
+    outcomes = (seen.outcome(str(c.id), baseline) for c in cases)
+    if any(isinstance(o, Exact) and o.grade == "WITHIN_ULP" for o in outcomes):
+        yield f"{baseline} is only within its budget: what it wrote was not computed again"
     if seen.replaced:
         yield f"processes replaced because their ceilings had moved: {len(seen.replaced)}"
 
@@ -113,7 +111,7 @@ def _promotion(
         cache=plan.cache, binaries=tuple(p for p in loaded if Path(p).is_relative_to(cache.folder())),
         processes=len(seen.samples([str(cases[0].id)])), claims=tuple(claims),
         prediction=prediction,
-        cautions=tuple(_cautions(seen, cases, claims, prediction, endpoint)), journal_sha256=found.journal_sha256,
+        cautions=tuple(_cautions(seen, cases, chosen, claims, prediction, endpoint)), journal_sha256=found.journal_sha256,
         endpoint=endpoint.name, endpoint_sha256=hashlib.sha256(endpoint_toml).hexdigest(),
         devices=endpoint.devices, port=endpoint.port, min_free_gib=endpoint.min_free_gib,
         packages=endpoint.packages, environment=environment, overridden=overridden, unknown=tuple(unknown(seen.identity)),

@@ -44,14 +44,9 @@ class Allowance:
         """Scaled ulp, a row for each of the output's."""
         return _by_row(scaled_ulp(want, got, spec.dtype, self.scale))
 
-    def spent(self, spec: Spec, want: NDArray[Any], got: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
-        """(the largest scaled ulp of each row, the elements of each row that are not bit-equal)."""
-        scaled = self.scaled(spec, want, got)
-        return scaled.max(1, initial=0), _by_row(_bits(want, spec.dtype) != _bits(got, spec.dtype)).sum(1)
-
-    def covers(self, scaled: NDArray[Any], flips: NDArray[Any]) -> NDArray[Any]:
-        """The rows that are within it."""
-        within: NDArray[Any] = (scaled <= self.budget.ulp) & (flips <= self.budget.flips)
+    def covers(self, scaled: NDArray[Any], wrong: NDArray[Any]) -> NDArray[Any]:
+        """The rows that are within it, of their scaled ulp and of the elements that are not bit-equal."""
+        within: NDArray[Any] = (scaled.max(1, initial=0) <= self.budget.ulp) & (wrong.sum(1) <= self.budget.flips)
         return within
 
     def passed(self, scaled: NDArray[Any]) -> str:
@@ -139,14 +134,14 @@ def _compare_one(spec: Spec, want: NDArray[Any], got: Got, allowed: Allowance | 
         return Mismatch(spec.name, 0, 0, 0, 0, len(want), len(want), *shapes)
     valid = len(want)
     a, b = _bits(want, spec.dtype), _bits(array[:valid], spec.dtype)
-    wrong, beyond = _by_row(a != b), ""
-    distance = weight = _by_row(np.abs(_ordered(a, spec.dtype) - _ordered(b, spec.dtype)))
+    wrong, beyond, scaled = _by_row(a != b), "", None
     if wrong.any() and allowed:
-        scaled, flips = allowed.spent(spec, want, array[:valid])
-        wrong = wrong & ~allowed.covers(scaled, flips)[:, None]
-        beyond, weight = allowed.passed(scaled[wrong.any(1)]), allowed.scaled(spec, want, array[:valid])
+        scaled = allowed.scaled(spec, want, array[:valid])
+        wrong = wrong & ~allowed.covers(scaled, wrong)[:, None]
+        beyond = allowed.passed(scaled[wrong.any(1)])
     if wrong.any():
-        flips, weight = wrong.sum(1), weight * wrong
+        distance = _by_row(np.abs(_ordered(a, spec.dtype) - _ordered(b, spec.dtype)))
+        flips, weight = wrong.sum(1), (distance if scaled is None else scaled) * wrong
         row = int(np.lexsort((-flips, -weight.max(1)))[0])
         column = int(weight[row].argmax()) if weight[row].any() else int(wrong[row].argmax())
         return Mismatch(
@@ -163,6 +158,11 @@ def _compare_one(spec: Spec, want: NDArray[Any], got: Got, allowed: Allowance | 
         shown = _show(tail.reshape(len(tail), -1)[row, column], spec.dtype)
         return Mismatch(spec.name, valid + row, column, 0, 0, int(touched.any(1).sum()), len(array), "", shown, True)
     return None
+
+
+def flips_a_row(spec: Spec, want: NDArray[Any], got: NDArray[Any]) -> NDArray[Any]:
+    """How many elements of each row are not bit-equal."""
+    return np.asarray(_by_row(_bits(want, spec.dtype) != _bits(got, spec.dtype)).sum(1))
 
 
 def digest(specs: tuple[Spec, ...], want: Arrays, got: Got) -> str:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from replay.exactness.compare import Allowance, Got, Mismatch, compare, same_bits
+from replay.exactness.compare import Allowance, Got, Mismatch, compare, flips_a_row, same_bits
 from replay.exactness.ulp import scaled_ulp
 from replay.model import GRADES, Case, Exact, Grade, Inexact, Problem, Spec
 from replay.stages.stage import Outputs, Stage, Tensors
@@ -110,13 +110,12 @@ def _spent(specs: tuple[Spec, ...], allowed: Mapping[str, Allowance], want: Outp
     told = []
     for spec in specs:
         if allowance := allowed.get(spec.name):
-            rows = want[spec.name]
-            scaled, flips = allowance.spent(spec, rows, got.outputs[spec.name][: len(rows)])
-            plain = scaled_ulp(rows, got.outputs[spec.name][: len(rows)], spec.dtype).max(initial=0)
-            b = allowance.budget
+            rows, wrote, b = want[spec.name], got.outputs[spec.name], allowance.budget
+            wrote = wrote[: len(rows)]
+            scaled, plain = allowance.scaled(spec, rows, wrote).max(initial=0), scaled_ulp(rows, wrote, spec.dtype).max(initial=0)
             told.append(
-                f"{spec.name} within {b.name}: {scaled.max(initial=0):.3g} of {b.ulp:g} scaled ulp (elementwise {plain:.3g}), "
-                f"{flips.max(initial=0)} of {b.flips} flips a row"
+                f"{spec.name} within {b.name}: {scaled:.3g} of {b.ulp:g} scaled ulp (elementwise {plain:.3g}), "
+                f"{flips_a_row(spec, rows, wrote).max(initial=0)} of {b.flips} flips a row"
             )
     return "; ".join(told)
 

@@ -18,8 +18,8 @@ from replay.oracle.moe import ExpertRows
 from replay.stages.stage import Outputs, Stage, Tensors
 from replay.stages.vary import doubled
 
-# torch's own operations are the one library that an oracle may share with a candidate.
 MOST_PROBED = 16
+# torch's own operations are the one library that an oracle may share with a candidate.
 TORCH_NAMESPACES = ("aten", "prim", "prims")
 
 
@@ -34,10 +34,10 @@ def mistrust(stage: Stage, cases: Sequence[Case]) -> str | None:
     still: list[str] | None = None
     where = None
     for chosen in cases[:MOST_PROBED]:
-        case = doubled(chosen)
-        inputs = stage.inputs(case)
         if stage.degenerate(chosen.problem, stage.inputs(chosen)):
             continue
+        case = doubled(chosen)
+        inputs = stage.inputs(case)
         base, foreign = dispatched(partial(stage.oracle, case.problem, inputs))
         if foreign:
             return f"the oracle calls operations that are not torch's: {', '.join(foreign)}"

@@ -9,7 +9,7 @@ from tabulate import tabulate
 
 from replay.model import Interval, Value
 from replay.results.build import Group, Result
-from replay.results.table import interval_text, percent
+from replay.results.table import interval_text, percent, shape_of
 
 
 class Line(Value, frozen=True):
@@ -27,17 +27,18 @@ class Line(Value, frozen=True):
         return self.after.us.mid / self.before.us.mid - 1
 
 
-def _key(group: Group) -> tuple[str, ...]:
-    return group.stage, group.geometry, group.capture, group.layers, str(group.tokens), group.modes, group.kernel
+def _key(group: Group) -> tuple[object, ...]:
+    return (*shape_of(group), group.layers, group.kernel)
+
+
+def _what(g: Group) -> str:
+    return f"{g.kernel} · {g.stage} · {g.geometry} · {g.capture} {g.layers} · {g.tokens} token{'s' * (g.tokens > 1)}"
 
 
 def lines(before: Result, after: Result) -> list[Line]:
     """Every kernel and shape of either run, in the order of the first."""
     a, b = ({_key(g): g for g in result.groups} for result in (before, after))
-    return [
-        Line(f"{k[-1]} · {k[0]} · {k[1]} · {k[2]} {k[3]} · {k[4]} token{'s' * (k[4] != '1')}", a.get(k), b.get(k))
-        for k in {**a, **b}
-    ]
+    return [Line(_what(group), a.get(key), b.get(key)) for key, group in {**a, **b}.items()]
 
 
 def text(found: Sequence[Line], differing: Sequence[str]) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from replay.model import Exact, Row
+from replay.model import GRADES, Exact, Row
 from replay.results import table
 from replay.results.build import Group, Result
 from replay.results.seen import Seen
@@ -28,10 +28,9 @@ def page(result: Result, seen: Seen, folder: str, bridge: Sequence[tuple[str, An
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("replay.results"), undefined=jinja2.StrictUndefined, autoescape=True
     )
-    missing = {g.kernel: g.detail for g in result.groups if g.exact == "UNAVAILABLE"}
     return environment.get_template("report.html.j2").render(
-        result=result, folder=folder, heads=table.HEADERS, tables=list(_tables(result)), missing=sorted(missing.items()),
-        bridge=bridge,
+        result=result, folder=folder, heads=table.HEADERS, tables=list(_tables(result)),
+        missing=sorted(table.unavailable(result).items()), bridge=bridge,
         floors=floors(result.rows), drift=drift(seen),
         ceilings=table.ceilings_text(result.ceilings) if result.ceilings else "not measured",
         identity=list(_flat(result.identity)),
@@ -39,15 +38,13 @@ def page(result: Result, seen: Seen, folder: str, bridge: Sequence[tuple[str, An
 
 
 def _tables(result: Result) -> Any:
-    for _, members in groupby(result.groups, key=table.shape_of):
-        lines = [g for g in members if g.exact != "UNAVAILABLE"]
-        if lines:
-            yield table.title(lines[0], lines, result), [_line(g, result.quick) for g in lines], table.floor_line(lines)
+    for _, shown in table.tables(result):
+        if shown:
+            yield table.title(shown[0], shown, result), [_line(g, result.quick) for g in shown], table.floor_line(shown)
 
 
 def _line(group: Group, quick: bool) -> dict[str, Any]:
-    green = group.us is not None or group.exact in ("BITWISE", "TIE_EQUIVALENT", "WITHIN_ULP")
-    return {"cells": table.cells(group, quick), "red": not green, "reproduce": group.reproduce}
+    return {"cells": table.cells(group, quick), "red": group.exact not in GRADES, "reproduce": group.reproduce}
 
 
 def _flat(values: Mapping[str, Any], before: str = "") -> Any:

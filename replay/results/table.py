@@ -1,6 +1,6 @@
 """The table a run prints, and the same in Markdown."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 
 from tabulate import tabulate
@@ -53,6 +53,13 @@ def shape_of(group: Group) -> tuple[str, str, str, int, str]:
     return group.stage, group.geometry, group.capture, group.tokens, group.modes
 
 
+def tables(result: Result) -> Iterator[tuple[list[Group], list[Group]]]:
+    """(all lines of a table, those of kernels that could run), one table a shape."""
+    for _, members in groupby(result.groups, key=shape_of):
+        lines = list(members)
+        yield lines, [g for g in lines if g.exact != "UNAVAILABLE"]
+
+
 def title(first: Group, lines: Sequence[Group], result: Result) -> str:
     """What a table is about."""
     tokens = f"{first.tokens} token" + ("s" if first.tokens > 1 else "")
@@ -81,9 +88,7 @@ def floor_line(lines: Sequence[Group]) -> str:
 def text(result: Result, where: str, *, markdown: bool = False) -> str:
     """The whole report: one table a group, floors, ceilings, what is missing, what to do next."""
     out = []
-    for _, members in groupby(result.groups, key=shape_of):
-        lines = list(members)
-        shown = [g for g in lines if g.exact != "UNAVAILABLE"]
+    for lines, shown in tables(result):
         head = title(lines[0], shown, result)
         out.append(f"### {head}\n" if markdown else head)
         if shown:
@@ -113,8 +118,7 @@ def _tail(result: Result, where: str) -> list[str]:
             f"{len(result.replaced)} of {result.processes + len(result.replaced)} processes replaced: their ceilings moved."
         )
     tail.append(f"routes {result.origin}; drawn from seeds: {', '.join(result.drawn)}.")
-    missing = {g.kernel: g.detail for g in result.groups if g.exact == "UNAVAILABLE"}
-    if missing:
+    if missing := unavailable(result):
         tail.append("unavailable: " + ", ".join(f"{k} ({why.partition(' [')[0]})" for k, why in missing.items()))
     if not result.finished:
         tail.append(f"unfinished: `b70-replay run --resume {where}` goes on.")
@@ -122,6 +126,11 @@ def _tail(result: Result, where: str) -> list[str]:
         many = "1 process" if result.processes == 1 else f"{result.processes} processes"
         tail.append(f"QUICK: {many}. A look, not a verdict to promote on; `--processes 5` and 30 blocks or more can be.")
     return [*tail, f"wrote {where}/result.json"]
+
+
+def unavailable(result: Result) -> dict[str, str]:
+    """Kernels that could not run → why."""
+    return {g.kernel: g.detail for g in result.groups if g.exact == "UNAVAILABLE"}
 
 
 def ceilings_text(c: Ceilings) -> str:

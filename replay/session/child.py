@@ -248,9 +248,10 @@ def _run_case(arms: Arms, kernel: Kernel, case: Case, index: int, repeats: int) 
 def _run_strided(arms: Arms, kernel: Kernel, case: Case, ran: Ran) -> Ran:
     """Two more calls, on strided inputs: the case's bytes and the other ones, under either poison."""
     print(TWIN["strided"], flush=True)  # what a log ends with, should the kernel die here
-    twin = twin_of(STAGES[case.problem.stage], case, "strided")
+    stage = STAGES[case.problem.stage]
+    twin = twin_of(stage, case, "strided")
     try:
-        given = arms.begin(twin), STAGES[case.problem.stage].inputs(twin_of(STAGES[case.problem.stage], case, "strided second"))
+        given = arms.begin(twin), stage.inputs(twin_of(stage, case, "strided second"))
         strided = judged_calls(arms, kernel, twin, ran.index, list(given))
     except Exception as error:
         raise RuntimeError(f"{TWIN['strided']}{type(error).__name__}: {error}") from error
@@ -318,9 +319,8 @@ def time_main(
                 arm, kernel = named[number]
                 at_arm.value = number
                 runs[arm] = ring.runs(kernel)
-                if device.threads() != threads:
-                    prepared[arm] = f"changed torch's number of threads from {threads} to {device.threads()}"
-                    device.set_threads(threads)
+                if changed := device.put_back(threads):
+                    prepared[arm] = changed
             flags = () if ring.cold or options.cache == "warm" or ring.slots is None else ("not_cold",)
             timer = spans.Timer(device, ring, runs, options, flags, at_arm)
             samples, outputs = timer.blocks(str(case.id))

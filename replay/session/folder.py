@@ -27,7 +27,7 @@ def identity_now(plan: j.Plan, capture_sha256: str, argv: Sequence[str] = ()) ->
 def kernels_now(plan: j.Plan) -> dict[str, Kernel]:
     """The kernels of a plan as they would be registered today, its user's files included; those that are gone left out."""
     try:
-        found = registered(tuple(dict.fromkeys(k.file for k in plan.kernels if k.file)))
+        found = registered(plan.load())
     except InputError:  # a file that is gone or no longer imports: its kernels are not there
         found = registered()
     return {k.id: found[k.id] for k in plan.kernels if k.id in found}

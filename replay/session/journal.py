@@ -50,6 +50,10 @@ class Plan(Value, frozen=True, kw_only=True):
         """The plan's kernels of one stage, in order."""
         return [k for k in self.kernels if k.stage == stage]
 
+    def load(self) -> tuple[str, ...]:
+        """The user's files that its kernels come from."""
+        return tuple(dict.fromkeys(k.file for k in self.kernels if k.file))
+
     def baseline_of(self, stage: str) -> str:
         """The baseline of a stage: the named one where it is of that stage, else its first kernel."""
         kernels = [k.id for k in self.kernels_of(stage)]

@@ -28,10 +28,9 @@ from replay.stages.vary import inputs_when_timed, twin_of
 from replay.timing.floors import most_processes
 from replay.timing.spans import Options
 
-TIMED_S = 300.0
-TIMED_LONGER = 2.5  # a timed case, in which all kernels take turns, may be silent for so many times as long as a judged one
+# A timed case, in which all kernels take turns between the ceilings, may be silent for longer than a judged one.
+TIMED_S, TIMED_LONGER = 300.0, 2.5
 WAITING = "waiting: another run is timing on this device"
-
 CONTIGUOUS_ONLY = "contiguous inputs only"
 
 Progress = Callable[[str, int, int], None]
@@ -82,7 +81,7 @@ class Session:
         self.state = State()
         for record in records:
             self.state.see(record)
-        self.load = tuple(dict.fromkeys(k.file for k in plan.kernels if k.file))
+        self.load = plan.load()
         self.hashes = Hashes()
         self.lost = False  # whether the device was lost and has not been seen to compute since
         self._truth: dict[tuple[str, str, bool], tuple[Tensors, Outputs]] = {}  # inputs without the weights, which are large
@@ -211,22 +210,19 @@ class Session:
     def _judged(self, case: Case, kernel: Kernel, ran: Ran) -> j.Judged:
         stage = STAGES[case.problem.stage]
         inputs, want = self.truth(case)
-        found = j.Judged(str(case.id), kernel.id, judge(stage, case, inputs, want, ran.repeats, ran.trespasses))
-        if not isinstance(found.outcome, Exact):
-            return found
-        outcome: Exact | Inexact = msgspec.structs.replace(found.outcome, prepack=ran.prepack)
+        outcome = judge(stage, case, inputs, want, ran.repeats, ran.trespasses)
         twins: dict[Twin, j.Answer] = {}
         for name, got in ran.twins.items():
-            twin = twin_of(stage, case, name)
-            assert isinstance(outcome, Exact)
-            outcome = with_twin(stage, twin, *self.truth(twin), got, outcome)
-            if not isinstance(outcome, Exact):
-                return j.Judged(found.case, found.kernel, outcome)
-            twins[name] = self.answer(twin, got)
-        if "strided" not in kernel.layouts:
-            outcome = msgspec.structs.replace(outcome, detail="; ".join(filter(None, (outcome.detail, CONTIGUOUS_ONLY))))
+            if isinstance(outcome, Exact):
+                twin = twin_of(stage, case, name)
+                outcome = with_twin(stage, twin, *self.truth(twin), got, outcome)
+                twins[name] = self.answer(twin, got)
+        if not isinstance(outcome, Exact):
+            return j.Judged(str(case.id), kernel.id, outcome)
+        told = [outcome.detail] * bool(outcome.detail) + [CONTIGUOUS_ONLY] * ("strided" not in kernel.layouts)
+        outcome = msgspec.structs.replace(outcome, prepack=ran.prepack, detail="; ".join(told))
         answers = tuple(self.answer(case, got) for got in ran.repeats)
-        return j.Judged(found.case, found.kernel, outcome, answers, twins)
+        return j.Judged(str(case.id), kernel.id, outcome, answers, twins)
 
     def answer(self, case: Case, got: Got, *, timed: bool = False) -> j.Answer:
         """What a call wrote, in canonical form, as the journal keeps it."""
@@ -278,15 +274,8 @@ class Session:
         # Ceilings belong before and after: a run that was killed in between measures them once more.
         while (jobs := self._jobs(process)) or self._unfinished(process):
             options = Options(self.plan.blocks, self.plan.cache, self.plan.seed, process, self.plan.quick)
-            worker = Worker(
-                time_main,
-                tuple(jobs),
-                self.plan.device,
-                options,
-                self.load,
-                timeout_s=TIMED_LONGER * self.plan.timeout_s,
-                shared=True,
-            )
+            silence = max(TIMED_S, TIMED_LONGER * self.plan.timeout_s)
+            worker = Worker(time_main, tuple(jobs), self.plan.device, options, self.load, timeout_s=silence, shared=True)
             self._hear_time(worker, process, jobs)
 
     def _unfinished(self, process: int) -> bool:

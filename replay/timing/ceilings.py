@@ -58,8 +58,7 @@ class Ceiling:
                 times[probe].append(_time_one(self.device, probe.call, probe.calls))
         rates: dict[str, Interval] = {}
         for probe in chosen:
-            us = _interval(times[probe])
-            rates[probe.term] = Interval(*(probe.amount / v / 1e3 for v in (us.mid, us.hi, us.lo))) if probe.amount else us
+            rates[probe.term] = _reached(probe, times[probe])
         return Ceilings(
             read_gbs=rates["read"], copy_gbs=rates["copy"], inplace_gbs=rates["inplace"], hot_gbs=rates["hot"],
             launch_us=rates["launch"], int8_gops=rates["int8"], bf16_gops=rates["bf16"],
@@ -80,6 +79,12 @@ def _interval(values: Sequence[float]) -> Interval:
     """Median, and the order statistics but for the first and the last."""
     ordered = sorted(values)
     return Interval(ordered[len(ordered) // 2], ordered[1], ordered[-2])
+
+
+def _reached(probe: "Probe", times: Sequence[float]) -> Interval:
+    """What a probe's times in µs come to: 1e9 bytes or operations a second, or for a launch the time itself."""
+    us = _interval(times)
+    return Interval(*(probe.amount / v / 1e3 for v in (us.mid, us.hi, us.lo))) if probe.amount else us
 
 
 # ---------------------------------------------------------------- what `calibrate` adds
@@ -120,8 +125,7 @@ def _sizes(device: Device) -> Iterator[Sweep]:
     for mib in SWEEP_MIB:
         found: dict[str, Interval] = {}
         for probe in memory(device, mib << 20):
-            us = _interval([_time_one(device, probe.call, probe.calls) for _ in range(CEILING_ROUNDS)])
-            rate = Interval(*(probe.amount / v / 1e3 for v in (us.mid, us.hi, us.lo)))
+            rate = _reached(probe, [_time_one(device, probe.call, probe.calls) for _ in range(CEILING_ROUNDS)])
             if probe.term not in found or rate.mid > found[probe.term].mid:
                 found[probe.term] = rate
         yield Sweep(mib, found["read"], found["copy"], found["inplace"])

@@ -11,7 +11,6 @@ from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from replay.devices import Device
 from replay.exactness import Got
@@ -42,12 +41,6 @@ class Options(Value, frozen=True):
     seed: int
     process: int
     quick: bool
-
-
-def _untouched(outputs: Mapping[str, NDArray[Any]]) -> bool:
-    """Whether the first row of some output, where it has one, is all poison."""
-    rows = [array[:1].view(np.uint8) for array in outputs.values() if array.size]
-    return any(bool((row == POISON).all()) for row in rows)
 
 
 def generator(what: str, options: Options) -> np.random.Generator:
@@ -90,6 +83,7 @@ class Timer:
         checked = {arm: int(rng.integers(0, self.options.blocks)) for arm in names}
         samples: list[Sample] = []
         outputs: dict[str, Got] = {}
+        written: dict[str, bool] = {}  # a case without a valid row leaves its outputs as they were
         begin = _clock()
         gc.collect()
         gc.disable()
@@ -105,10 +99,11 @@ class Timer:
                     self._inspect(arm, used)
                     if kept is not None:
                         outputs[arm] = Got(used[kept].outputs(), POISON)
+                        written[arm] = not used[kept].untouched()
         finally:
             gc.enable()
-        for arm, got in outputs.items():
-            if self.idle[arm] and not _untouched(got.outputs):
+        for arm in names:
+            if self.idle[arm] and written[arm]:
                 self._charge(arm, f"left its outputs untouched in {self.idle[arm]} calls when the clock stopped")
         return tuple(samples), outputs
 
@@ -130,9 +125,8 @@ class Timer:
             if found := binding.trespasses():
                 self._charge(arm, "; ".join(found))
                 binding.mend()
-        if (threads := self.device.threads()) != self.threads:  # all other arms would pay for it
-            self._charge(arm, f"changed torch's number of threads from {self.threads} to {threads}")
-            self.device.set_threads(self.threads)
+        if changed := self.device.put_back(self.threads):
+            self._charge(arm, changed)
 
     def _charge(self, arm: str, what: str) -> None:
         self.trespasses.setdefault(arm, f"in a timed call: {what}")
