@@ -6,6 +6,7 @@ compares. Messages are the dataclasses below, over one pipe.
 
 import contextlib
 import ctypes
+import gc
 import os
 import resource
 import signal
@@ -13,6 +14,7 @@ import sys
 import sysconfig
 import time
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -238,21 +240,26 @@ def judge_main(
 def _run_case(arms: Arms, kernel: Kernel, case: Case, index: int, repeats: int) -> Ran:
     inputs = arms.begin(case)
     second = STAGES[case.problem.stage].inputs(case.twinned("second"))
-    # The second case comes between two repeats of the first: whatever is remembered from one shows in the other.
-    ran = judged_calls(arms, kernel, case, index, [inputs, second, *[inputs] * (repeats - 1)])
-    first, other, *rest = ran.repeats
-    ran = replace(ran, repeats=(first, *rest), twins={"second": other})
-    return _run_strided(arms, kernel, case, ran) if "strided" in kernel.layouts else ran
+    weights = arms.weights(kernel, inputs)
+
+    def work() -> Ran:
+        # The second case comes between two repeats of the first: whatever is remembered from one shows in the other.
+        ran = _calls(arms, kernel, weights, index, [inputs, second, *[inputs] * (repeats - 1)])
+        first, other, *rest = ran.repeats
+        ran = replace(ran, repeats=(first, *rest), twins={"second": other})
+        return _run_strided(arms, kernel, weights, case, ran) if "strided" in kernel.layouts else ran
+
+    return _leaving(weights, work)
 
 
-def _run_strided(arms: Arms, kernel: Kernel, case: Case, ran: Ran) -> Ran:
-    """Two more calls, on strided inputs: the case's bytes and the other ones, under either poison."""
+def _run_strided(arms: Arms, kernel: Kernel, weights: dict[str, Any], case: Case, ran: Ran) -> Ran:
+    """Two more calls, on strided inputs: the case's bytes and the other ones, under either poison. The weights are the
+    same, since a case that has any is not doubled."""
     print(TWIN["strided"], flush=True)  # what a log ends with, should the kernel die here
     stage = STAGES[case.problem.stage]
-    twin = twin_of(stage, case, "strided")
     try:
-        given = arms.begin(twin), stage.inputs(twin_of(stage, case, "strided second"))
-        strided = judged_calls(arms, kernel, twin, ran.index, list(given))
+        given = arms.begin(twin_of(stage, case, "strided")), stage.inputs(twin_of(stage, case, "strided second"))
+        strided = _calls(arms, kernel, weights, ran.index, list(given))
     except Exception as error:
         raise RuntimeError(f"{TWIN['strided']}{type(error).__name__}: {error}") from error
     found = [TWIN["strided"] + t for t in strided.trespasses if t not in ran.trespasses]
@@ -263,7 +270,17 @@ def _run_strided(arms: Arms, kernel: Kernel, case: Case, ran: Ran) -> Ran:
 def judged_calls(arms: Arms, kernel: Kernel, case: Case, index: int, calls: list[Tensors]) -> Ran:
     """One call for each set of inputs, all with the weights of the first; poisoned, guarded, at fresh addresses."""
     weights = arms.weights(kernel, calls[0])
+    return _leaving(weights, lambda: _calls(arms, kernel, weights, index, calls))
+
+
+def _leaving(weights: dict[str, Any], work: Callable[[], Ran]) -> Ran:
+    """What comes of some calls that must leave the weights as they are; looked at once, since the tables are large."""
     before = checksum(weights)
+    ran = work()
+    return ran if checksum(weights) == before else replace(ran, trespasses=(*ran.trespasses, "changed the weights"))
+
+
+def _calls(arms: Arms, kernel: Kernel, weights: dict[str, Any], index: int, calls: list[Tensors]) -> Ran:
     run = arms.prepare(kernel, weights)
     kept: list[Got] = []
     trespasses: list[str] = []
@@ -279,8 +296,6 @@ def judged_calls(arms: Arms, kernel: Kernel, case: Case, index: int, calls: list
     time.sleep(LINGER_S)
     if any(not _same(got.outputs, binding.outputs()) for got, binding in zip(kept, bindings, strict=True)):
         trespasses.append("went on writing after it had returned")
-    if checksum(weights) != before:
-        trespasses.append("changed the weights")
     return Ran(index, tuple(kept), {}, tuple(trespasses), arms.prepack_of(kernel))
 
 
@@ -304,6 +319,8 @@ def time_main(
         device = Device(device_name)
         arms = Arms(device)
         ceilings = Ceiling(device, quick=options.quick)
+        gc.collect()
+        gc.freeze()  # torch and all that was imported: a collection before each case need not walk through it
         pipe.send(Ceiled("before", ceilings.measure()))
         watching = watch.begin()
         for index, (case, named) in enumerate(jobs):
