@@ -4,6 +4,7 @@ Every buffer belongs to the harness. A *binding* is one set of a stage's tensors
 at different addresses. Expert weights live in a *table* that is shared by all bindings.
 """
 
+import functools
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -57,6 +58,14 @@ def to_numpy(tensor: "torch.Tensor") -> NDArray[Any]:
     return host.numpy().copy()
 
 
+@functools.cache
+def _band(device: str, size: int) -> "torch.Tensor":
+    """A band as it should be; comparing with it makes no copy."""
+    import torch
+
+    return torch.full((size,), GUARD_BYTE, dtype=torch.uint8, device=device)
+
+
 class Guarded:
     """One tensor of a spec inside its own allocation, with a guard band before and behind it."""
 
@@ -89,13 +98,15 @@ class Guarded:
 
     def guards_intact(self) -> bool:
         """True while nothing was written to a band or a gap."""
-        rest = self.bytes
+        import torch
+
         if self.spec.stride and self.end > self.begin:
             rest = self.bytes.clone()
             held, size = self._held(rest), DTYPE_BYTES[self.spec.dtype]
             held.view(torch_dtype(_INTEGERS[size])).fill_(int.from_bytes(bytes([GUARD_BYTE]) * size, "little", signed=True))
             return bool((rest == GUARD_BYTE).all())
-        return bool((rest[: self.begin] == GUARD_BYTE).all() and (rest[self.end :] == GUARD_BYTE).all())
+        bands = self.bytes[: self.begin], self.bytes[self.end :]
+        return all(torch.equal(band, _band(str(band.device), len(band))) for band in bands)
 
 
 def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
