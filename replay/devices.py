@@ -4,7 +4,9 @@ A device is named ``cpu``, ``xpu``, ``cuda``, or with an index ``xpu:1``. SYCL k
 CPU device and on ``xpu`` on the stream torch uses, so one table can hold eager and SYCL arms side by side.
 """
 
+import functools
 import platform
+from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +20,10 @@ if TYPE_CHECKING:
 
 KINDS = ("cpu", "xpu", "cuda")
 UNKNOWN = "unknown"
+# Operands that pass the last-level cache so many times leave nothing of themselves in it.
+CACHE_PASSES = 3
+FILLER_SIZES = (512, 1024, 2048)
+LEAST_FILLER_NS = 30_000
 
 
 def parse(name: str) -> str:
@@ -29,7 +35,7 @@ def parse(name: str) -> str:
 
 
 class Device:
-    """Allocation, copies, waiting and facts of one device. Making one imports torch and checks that it is there."""
+    """Allocation, copies, waiting, events, graphs and facts of one device. Making one imports torch and looks for the device."""
 
     def __init__(self, name: str) -> None:
         import torch
@@ -41,6 +47,7 @@ class Device:
             raise EnvironmentRefused(f"--device: {name}: torch {torch.__version__} sees no such device")
         if self.kind != "cpu":
             self.module.set_device(int(name.partition(":")[2] or 0))
+        self.flushing: torch.Tensor | None = None
 
     def empty_bytes(self, nbytes: int) -> "torch.Tensor":
         """Uninitialised uint8 [nbytes] at a fresh address. On the CPU numpy asks for huge pages where it helps."""
@@ -54,6 +61,57 @@ class Device:
         """Wait for all work on the device, on whatever stream."""
         if self.kind != "cpu":
             self.module.synchronize()
+
+    def event(self) -> Any:
+        """An event that can be timed, for the current stream of an accelerator."""
+        import torch
+
+        return torch.Event(self.kind, enable_timing=True)
+
+    def filler(self) -> tuple[Callable[[], object], int]:
+        """(work that keeps an accelerator busy for longer than it takes to queue, its ns). It leaves most of the cache alone."""
+        import torch
+
+        for size in FILLER_SIZES:
+            a, b = (torch.ones(size, size, dtype=torch.float64, device=self.name) for _ in range(2))
+            call = functools.partial(torch.mm, a, a, out=b)
+            ns = min(self._event_ns(call) for _ in range(5))
+            if ns >= LEAST_FILLER_NS:
+                break
+        return call, ns
+
+    def _event_ns(self, call: Callable[[], object], calls: int = 8) -> int:
+        begin, end = self.event(), self.event()
+        begin.record()
+        for _ in range(calls):
+            call()
+        end.record()
+        self.synchronize()
+        return max(int(begin.elapsed_time(end) * 1e6) // calls, 1)
+
+    def graph(self, work: Callable[[], None]) -> Callable[[], object]:
+        """Capture what the work queues on the current stream, and return what replays it. An accelerator's only.
+
+        The work has run before, outside of any capture. RuntimeError where it waits for the device in between.
+        """
+        import torch
+
+        if hasattr(torch.accelerator, "Graph"):
+            graph = torch.accelerator.Graph()
+            with torch.Stream(self.kind), graph:
+                work()
+        else:
+            graph = self.module.CUDAGraph() if self.kind == "cuda" else self.module.XPUGraph()
+            with self.module.graph(graph):
+                work()
+        replay: Callable[[], object] = graph.replay
+        return replay
+
+    def flush(self) -> None:
+        """Push everything out of the caches: write three times the size of the last one."""
+        if self.flushing is None:
+            self.flushing = self.empty_bytes(CACHE_PASSES * self.llc_bytes())
+        self.flushing.fill_(0)
 
     def threads(self) -> int:
         """How many threads torch's CPU operations take."""

@@ -327,24 +327,30 @@ NULL = "#null"
 class Sample(Value, frozen=True):
     """One timed span: ``calls`` calls of one arm, a kernel's id or the baseline's with NULL behind it.
 
-    ``at_ns`` orders samples within their process.
+    ``span_ns`` is the time that counts, by the device's clock, and ``at_ns`` where the span began, from the first of its
+    case and process. ``host_ns`` is what the host took to hand the calls over, where the device works apart from it;
+    ``mhz`` the device's clock frequency beside the span, where it can be read.
     """
 
     block: int
     arm: str
     calls: int
-    host_ns: int
+    span_ns: int
     at_ns: int
+    host_ns: int | None = None
+    mhz: int | None = None
     flags: tuple[str, ...] = ()
 
 
 class Timing(Value, frozen=True):
-    """Time of one call in µs: the median over samples and the interval of that median."""
+    """Time of one call in µs: the median over samples and the interval of that median; ``host_us`` is the host's part, where
+    it is known apart from the device's."""
 
     us: Interval
     samples: int
     calls: int
     processes: int
+    host_us: float | None = None
 
 
 class Effect(Value, frozen=True):

@@ -50,7 +50,14 @@ def _windows(text: str) -> tuple[int, ...]:
 @click.option("--model", help="Geometry preset, where the capture has no manifest. [qwen36]")
 @click.option("--tp", type=int, help="Tensor-parallel size of the geometry. [4]")
 @click.option("--mode", "modes", multiple=True, metavar="NAME=VALUE", help="A named mode, e.g. quant=recip_half_even.")
-@click.option("--cache", type=click.Choice(["warm", "cold-weights"]), default="cold-weights", show_default=True)
+@click.option("--cache", type=click.Choice(["warm", "cold-weights", "cold-all"]), default="cold-weights", show_default=True)
+@click.option(
+    "--launch",
+    type=click.Choice(["calls", "graph"]),
+    default="calls",
+    show_default=True,
+    help="Timed as calls, or as a graph replayed.",
+)
 @click.option("--blocks", type=click.IntRange(5, 10_000), default=30, show_default=True, help="Timed blocks a case and process.")
 @click.option(
     "--margin", type=click.FloatRange(0, 50), default=1.0, show_default=True, help="Percent within which times are the same."
@@ -89,9 +96,10 @@ def _list(load: tuple[str, ...]) -> None:
     from replay.kernels.registry import registered
     from replay.model import PRESETS
     from replay.session.plan import check_stages
+    from replay.session.workers import kernels_of_file
     from replay.stages import STAGES
 
-    kernels = registered(load).values()
+    kernels = registered(load, kernels_of_file).values()
     check_stages(kernels)
     click.echo(f"presets: {', '.join(PRESETS)}")
     for stage in STAGES.values():
@@ -114,7 +122,7 @@ def _begin(options: dict[str, Any]) -> int:
         **{k: options[k] for k in ("capture", "route_layer_regex", "route_stage_regex", "route_start_indices")},
         **{k: options[k] for k in ("route_min_num_tokens", "route_max_num_tokens", "max_cases", "stages", "kernels")},
         **{k: options[k] for k in ("case_ids", "load", "baseline", "device", "model", "tp", "cache", "blocks", "repeats")},
-        timeout=options["timeout"],
+        launch=options["launch"], timeout=options["timeout"],
         processes=options["processes"] or (1 if options["quick"] else PROCESSES),
         route_windows=_windows(options["route_window_size"]), modes=_modes(options["modes"]),
         margin=options["margin"] / 100, seed=options["seed"], require=_require(options["require"]),

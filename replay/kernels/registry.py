@@ -16,11 +16,16 @@ ENTRY_POINTS = "b70_replay.kernels"
 
 Run = Callable[[Mapping[str, Any]], None]
 Prepare = Callable[[Problem, Mapping[str, Any]], Run]
+Read = Callable[[str], tuple[Kernel, ...]]
 Prepack = Callable[[Problem, Mapping[str, Any]], dict[str, Any]]
 
 
-def registered(load: Iterable[str] = ()) -> dict[str, Kernel]:
-    """Every kernel by id, in the order of registration. InputError for a file that fails, or an id used twice."""
+def registered(load: Iterable[str] = (), read: Read | None = None) -> dict[str, Kernel]:
+    """Every kernel by id, in the order of registration. InputError for a file that fails, or an id used twice.
+
+    ``read`` gives the kernels of a user's file; by itself it is imported here, which can be done with one build of a library
+    and not with two.
+    """
     from importlib.metadata import entry_points
 
     from replay.kernels import eager, sycl
@@ -36,7 +41,7 @@ def registered(load: Iterable[str] = ()) -> dict[str, Kernel]:
             raise InputError(where, point.value, "a list of kernels that imports", _one_line(error)) from None
         _add(found, kernels, where)
     for file in load:
-        _add(found, load_file(file), file)
+        _add(found, (read or checked_file)(file), file)
     return found
 
 
@@ -68,6 +73,14 @@ def _check(kernel: Any, where: str) -> None:
         raise InputError(where, kernel.id, "layouts that hold 'contiguous'", repr(kernel.layouts))
 
 
+def checked_file(file: str) -> tuple[Kernel, ...]:
+    """The kernels of a user's file, whose fields have their types and forms; InputError otherwise."""
+    kernels = load_file(file)
+    for kernel in kernels:
+        _check(kernel, file)
+    return kernels
+
+
 def load_file(file: str) -> tuple[Kernel, ...]:
     """The ``KERNELS`` of a user's Python file; a prepare without a module, ``:function``, is one of that file."""
     import msgspec
@@ -77,7 +90,7 @@ def load_file(file: str) -> tuple[Kernel, ...]:
         raise InputError(file, "KERNELS", "a list of replay.model.Kernel", type(kernels).__name__)
     path = str(Path(file).resolve())
     return tuple(
-        msgspec.structs.replace(k, file=path) if isinstance(k, Kernel) else k  # _add says what is wrong with others
+        msgspec.structs.replace(k, file=path) if isinstance(k, Kernel) else k  # _check says what is wrong with others
         for k in kernels
     )
 
@@ -128,11 +141,13 @@ def select(kernels: Mapping[str, Kernel], globs: Iterable[str], stages: Iterable
     return chosen, [g for g in globs if g in kernels]
 
 
-def unavailable(kernel: Kernel, problem: Problem, device: str) -> str | None:
-    """Why this kernel cannot run that problem here, or None. Probes only what ``needs`` names."""
+def unavailable(kernel: Kernel, problem: Problem, device: str, launch: str = "calls") -> str | None:
+    """Why this kernel cannot run that problem here in that way, or None. Probes only what ``needs`` names."""
     kind = device.partition(":")[0]
     if kind not in kernel.devices:
         return f"runs on {', '.join(kernel.devices)}, not on {kind}"
+    if launch == "graph" and not kernel.graph_safe:
+        return "not graph-safe: a graph of it cannot be captured"
     for name, values in kernel.modes:
         asked = dict(problem.modes).get(name)
         if asked is not None and asked not in values:

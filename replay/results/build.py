@@ -199,6 +199,7 @@ def reproduction(plan: Plan, case: str, kernel: str) -> str:
     for option, value, usual in (
         ("--device", plan.device, "cpu"),
         ("--cache", plan.cache, "cold-weights"),
+        ("--launch", plan.launch, "calls"),
         ("--repeats", plan.repeats, 16),
         ("--timeout", plan.timeout_s, 120),
     ):

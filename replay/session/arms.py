@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from replay.devices import Device
+from replay.devices import CACHE_PASSES, Device
 from replay.kernels.registry import Run, resolve
 from replay.model import Case, Kernel, Prepack
 from replay.oracle.moe import ExpertRows
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 # A bigger ring gains nothing once it passes the cache three times, and every table copy is prepared on its own.
 MAX_TABLES = 256
 HOT_RING = 64
-CACHE_PASSES = 3
 
 
 class Arms:

@@ -1,4 +1,4 @@
-"""What runs in a child process: the judging of one kernel, and the timing of the green ones together.
+"""What runs in a child process: the judging of one kernel; sampling.py has the timing of the green ones together.
 
 A child never holds an expected output: it sends back what the kernel wrote, and the parent, which never runs a kernel,
 compares. Messages are the dataclasses below, over one pipe.
@@ -6,7 +6,6 @@ compares. Messages are the dataclasses below, over one pipe.
 
 import contextlib
 import ctypes
-import gc
 import os
 import resource
 import signal
@@ -24,18 +23,17 @@ import psutil
 
 import replay
 from replay.devices import Device
-from replay.errors import EnvironmentRefused
+from replay.errors import EnvironmentRefused, InputError
 from replay.exactness import Got
 from replay.exactness.judge import TWIN
-from replay.kernels.registry import Run, load_file
+from replay.kernels.registry import checked_file, load_file
 from replay.model import Case, Ceilings, Finding, Kernel, Prepack, Sample, Twin
-from replay.session.arms import Arms, Ring
+from replay.session.arms import Arms
 from replay.session.buffers import POISON_BYTES, checksum
 from replay.stages import STAGES
 from replay.stages.stage import Outputs, Tensors
 from replay.stages.vary import twin_of
-from replay.timing import spans, watch
-from replay.timing.ceilings import Calibration, Ceiling, calibrate
+from replay.timing.ceilings import Calibration, calibrate
 from replay.timing.watch import Watched
 
 
@@ -51,6 +49,23 @@ class Tested:
     """What the device answered to its self-tests."""
 
     findings: tuple[Finding, ...]
+
+
+@dataclass(frozen=True)
+class Listed:
+    """The kernels that a user's file registers."""
+
+    kernels: tuple[Kernel, ...]
+
+
+@dataclass(frozen=True)
+class Refused:
+    """The fields of an InputError."""
+
+    where: str
+    field: str
+    expected: str
+    got: str
 
 
 @dataclass(frozen=True)
@@ -122,7 +137,7 @@ class Done:
     files: tuple[str, ...] = ()
 
 
-Message = Found | Measured | Tested | Started | Ran | Raised | Ceiled | Sampled | Looked | Done
+Message = Found | Listed | Refused | Measured | Tested | Started | Ran | Raised | Ceiled | Sampled | Looked | Done
 
 _PR_SET_PDEATHSIG = 1
 # How long a kernel may go on in secret before its outputs are looked at once more.
@@ -195,6 +210,17 @@ def probe_main(pipe: Connection, device_name: str, log: str) -> None:
         pipe.send(Found(Device(device_name).facts()))
     except EnvironmentRefused as error:
         pipe.send(Raised(0, str(error), ""))
+    pipe.send(Done())
+
+
+def kernels_main(pipe: Connection, file: str, log: str) -> None:
+    """List the kernels of a user's file."""
+    log_to(log)
+    begin(())
+    try:
+        pipe.send(Listed(checked_file(file)))
+    except InputError as error:
+        pipe.send(Refused(error.where, error.field, error.expected, error.got))
     pipe.send(Done())
 
 
@@ -301,49 +327,3 @@ def _calls(arms: Arms, kernel: Kernel, weights: dict[str, Any], index: int, call
 
 def _same(before: Outputs, after: Outputs) -> bool:
     return all(before[name].tobytes() == after[name].tobytes() for name in before)
-
-
-def time_main(
-    pipe: Connection,
-    at_arm: Any,
-    jobs: tuple[tuple[Case, tuple[tuple[str, Kernel], ...]], ...],
-    device_name: str,
-    options: spans.Options,
-    load: tuple[str, ...],
-    log: str,
-) -> None:
-    """Time the arms (name, kernel) of each case in blocks. ``at_arm`` is shared: the index of the arm being called."""
-    log_to(log)
-    with contextlib.suppress(BrokenPipeError):
-        begin(load)
-        device = Device(device_name)
-        arms = Arms(device)
-        ceilings = Ceiling(device, quick=options.quick)
-        gc.collect()
-        gc.freeze()  # torch and all that was imported: a collection before each case need not walk through it
-        pipe.send(Ceiled("before", ceilings.measure()))
-        watching = watch.begin()
-        for index, (case, named) in enumerate(jobs):
-            pipe.send(Started(index))
-            inputs = arms.begin(case)
-            ring = Ring(arms, case, inputs, options.cache)
-            # In another order in every process: what is prepared first lies elsewhere in memory, and two copies of one
-            # kernel then differ by half a percent, the same way each time.
-            runs: dict[str, list[tuple[Run, dict[str, Any]]]] = {arm: [] for arm, _ in named}
-            prepared: dict[str, str] = {}
-            threads = device.threads()
-            for number in spans.generator(f"prepare/{case.id}", options).permutation(len(named)):
-                arm, kernel = named[number]
-                at_arm.value = number
-                runs[arm] = ring.runs(kernel)
-                if changed := device.put_back(threads):
-                    prepared[arm] = changed
-            flags = () if ring.cold or options.cache == "warm" or ring.slots is None else ("not_cold",)
-            timer = spans.Timer(device, ring, runs, options, flags, at_arm)
-            samples, outputs = timer.blocks(str(case.id))
-            second = timer.answers(STAGES[case.problem.stage].inputs(case.twinned("second")))
-            at_arm.value = -1
-            pipe.send(Sampled(index, samples, outputs, second, prepared | timer.trespasses))
-        pipe.send(Looked(watching.until_now()))
-        pipe.send(Ceiled("after", ceilings.measure()))
-        pipe.send(Done(loaded_files()))

@@ -14,7 +14,7 @@ from replay.errors import EnvironmentRefused, InputError
 from replay.kernels.registry import registered
 from replay.model import Kernel
 from replay.session import journal as j
-from replay.session.workers import probe
+from replay.session.workers import kernels_of_file, probe
 
 
 def identity_now(plan: j.Plan, capture_sha256: str, argv: Sequence[str] = ()) -> identity.Identity:
@@ -27,7 +27,7 @@ def identity_now(plan: j.Plan, capture_sha256: str, argv: Sequence[str] = ()) ->
 def kernels_now(plan: j.Plan) -> dict[str, Kernel]:
     """The kernels of a plan as they would be registered today, its user's files included; those that are gone left out."""
     try:
-        found = registered(plan.load())
+        found = registered(plan.load(), kernels_of_file)
     except InputError:  # a file that is gone or no longer imports: its kernels are not there
         found = registered()
     return {k.id: found[k.id] for k in plan.kernels if k.id in found}

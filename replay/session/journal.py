@@ -35,6 +35,7 @@ class Plan(Value, frozen=True, kw_only=True):
     baseline: str | None
     device: str
     cache: str
+    launch: Literal["calls", "graph"]
     repeats: int
     blocks: int
     processes: int

@@ -6,6 +6,7 @@ Nothing is written and no kernel is run here; whatever is wrong with the request
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
@@ -16,6 +17,7 @@ from replay.errors import InputError
 from replay.kernels import registry
 from replay.model import Case, CaseId, Geometry, Kernel, preset
 from replay.session.journal import Plan
+from replay.session.workers import kernels_of_file
 from replay.stages import STAGES, check_modes, matching, problem_for
 from replay.stages.draw import NAME as GENERATOR
 from replay.stages.stage import Stage
@@ -46,6 +48,7 @@ class Asked:
     tp: int | None = None
     modes: Mapping[str, str]
     cache: str = "cold-weights"
+    launch: Literal["calls", "graph"] = "calls"
     blocks: int = 30
     processes: int
     repeats: int = 16
@@ -60,7 +63,9 @@ def make_plan(asked: Asked) -> Plan:
     if asked.capture is None:
         raise InputError("run", "--route-jsonl", "a route JSONL file or a capture folder", "none")
     devices.parse(asked.device)
-    kernels = registry.registered(asked.load)
+    if asked.launch == "graph" and asked.device == "cpu":
+        raise InputError("--launch", "value", "calls, since a CPU captures no graphs", "graph")
+    kernels = registry.registered(asked.load, kernels_of_file)
     check_stages(kernels.values())
     capture = open_capture(locate(asked.capture))
     selected = _named_cases(asked, capture) if asked.case_ids else _selected_cases(asked, capture)
@@ -79,7 +84,8 @@ def make_plan(asked: Asked) -> Plan:
     return Plan(
         capture=capture.name, capture_path=_whole(asked.capture), capture_sha256=capture.sha256,
         origin=manifest.origin if manifest else "recorded, no manifest", cases=tuple(selected), kernels=tuple(chosen),
-        named=tuple(named), baseline=asked.baseline, device=asked.device, cache=asked.cache, repeats=asked.repeats,
+        named=tuple(named), baseline=asked.baseline, device=asked.device, cache=asked.cache, launch=asked.launch,
+        repeats=asked.repeats,
         blocks=asked.blocks, processes=asked.processes, margin=asked.margin,
         quick=is_quick(asked.processes, asked.blocks), seed=asked.seed, require=asked.require, timeout_s=asked.timeout,
         drawn=tuple(drawn), selectors=_selectors(asked),

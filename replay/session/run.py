@@ -20,13 +20,15 @@ from replay.kernels.registry import unavailable
 from replay.model import GRADES, NULL, Case, Exact, Inexact, Kernel, NotRun, Outcome, Twin
 from replay.oracle.moe import ExpertRows
 from replay.session import journal as j
-from replay.session.child import Ceiled, Done, Looked, Raised, Ran, Sampled, judge_main, time_main
+from replay.session.child import Ceiled, Done, Looked, Raised, Ran, Sampled, judge_main
+from replay.session.crew import Crew, Seating
+from replay.session.sampling import Job
 from replay.session.workers import Died, Ending, Worker, device_lost, healthy, selftested
 from replay.stages import STAGES
 from replay.stages.stage import Outputs, Tensors
 from replay.stages.vary import inputs_when_timed, twin_of
 from replay.timing.floors import most_processes
-from replay.timing.spans import Options
+from replay.timing.spans import Arm, Options
 
 # A timed case, in which all kernels take turns between the ceilings, may be silent for longer than a judged one.
 TIMED_S, TIMED_LONGER = 300.0, 2.5
@@ -34,7 +36,6 @@ WAITING = "waiting: another run is timing on this device"
 CONTIGUOUS_ONLY = "contiguous inputs only"
 
 Progress = Callable[[str, int, int], None]
-Arm = tuple[str, Kernel]
 
 
 @dataclass
@@ -81,7 +82,7 @@ class Session:
         self.state = State()
         for record in records:
             self.state.see(record)
-        self.load = plan.load()
+        self.seating = Seating(plan)
         self.hashes = Hashes()
         self.lost = False  # whether the device was lost and has not been seen to compute since
         self._truth: dict[tuple[str, str, bool], tuple[Tensors, Outputs]] = {}  # inputs without the weights, which are large
@@ -151,15 +152,16 @@ class Session:
     def _judge(self, kernel: Kernel, cases: list[Case]) -> None:
         todo = [c for c in cases if (str(c.id), kernel.id) not in self.state.outcomes]
         for case in list(todo):
-            if why := unavailable(kernel, case.problem, self.plan.device) or self._lacks(kernel):
+            if why := unavailable(kernel, case.problem, self.plan.device, self.plan.launch) or self._lacks(kernel):
                 self._outcome(case, kernel, NotRun("UNAVAILABLE", why))
                 todo.remove(case)
             elif doubt := self.state.probed[case.problem.stage] or self._distrust(kernel):
                 self._outcome(case, kernel, Inexact("MISTRUSTED", -1, doubt))
                 todo.remove(case)
+        load = (kernel.file,) if kernel.file else ()
         while todo:
             worker = Worker(
-                judge_main, kernel, tuple(todo), self.plan.device, self.plan.repeats, self.load, timeout_s=self.plan.timeout_s
+                judge_main, kernel, tuple(todo), self.plan.device, self.plan.repeats, load, timeout_s=self.plan.timeout_s
             )
             done = self._hear_judge(worker, kernel, todo)
             if self._device_is_gone():
@@ -262,9 +264,9 @@ class Session:
         green = self.green(case)
         baseline = self.plan.baseline_of(case.problem.stage)
         null = [(k.id + NULL, k) for k in green if k.id == baseline and len(green) > 1]
-        return (*((k.id, k) for k in green), *null)
+        return tuple(self.seating.arm(*named) for named in (*((k.id, k) for k in green), *null))
 
-    def _jobs(self, process: int) -> list[tuple[Case, tuple[Arm, ...]]]:
+    def _jobs(self, process: int) -> list[Job]:
         return [
             (c, arms) for c in self.plan.cases
             if (process, str(c.id)) not in self.state.timed and (arms := self.arms(c))
@@ -273,10 +275,10 @@ class Session:
     def _time(self, process: int) -> None:
         # Ceilings belong before and after: a run that was killed in between measures them once more.
         while (jobs := self._jobs(process)) or self._unfinished(process):
-            options = Options(self.plan.blocks, self.plan.cache, self.plan.seed, process, self.plan.quick)
-            silence = max(TIMED_S, TIMED_LONGER * self.plan.timeout_s)
-            worker = Worker(time_main, tuple(jobs), self.plan.device, options, self.load, timeout_s=silence, shared=True)
-            self._hear_time(worker, process, jobs)
+            plan = self.plan
+            options = Options(plan.blocks, plan.cache, plan.launch, plan.seed, process, plan.quick)
+            silence = max(TIMED_S, TIMED_LONGER * plan.timeout_s)
+            self._hear_time(Crew(self.seating, jobs, plan.device, options, silence), process, jobs)
 
     def _unfinished(self, process: int) -> bool:
         last = next((c for c in reversed(self.state.calibrated) if c.process == process), None)
@@ -287,9 +289,9 @@ class Session:
         moved = j.moved(self.state.calibrated, self.plan.margin)
         return sum(not names for process, names in moved.items() if process < before)
 
-    def _hear_time(self, worker: Worker, process: int, jobs: list[tuple[Case, tuple[Arm, ...]]]) -> None:
+    def _hear_time(self, crew: Crew, process: int, jobs: list[Job]) -> None:
         cases, done = len(self.plan.cases), len(self.plan.cases) - len(jobs)
-        for message in worker.listen():
+        for message in crew.listen():
             if isinstance(message, Ceiled):
                 self.write(j.Calibrated(process, message.when, message.ceilings))
             elif isinstance(message, Sampled):
@@ -306,7 +308,7 @@ class Session:
             elif isinstance(message, Died):
                 if not jobs:
                     raise EnvironmentRefused(f"timing process {process} died at its ceilings ({message.how}): {message.log_tail}")
-                self._charge(worker, process, jobs[message.index], message)
+                self._charge(crew, process, jobs[message.index], message)
             elif isinstance(message, Done):
                 self._loaded(f"time {process}", message)
 
@@ -323,11 +325,11 @@ class Session:
             elif isinstance(outcome, Exact) and GRADES.index(found.grade) > GRADES.index(outcome.grade):
                 yield arm, f"{when}{found.grade}, judged {outcome.grade}: {found.detail}"
 
-    def _charge(self, worker: Worker, process: int, job: tuple[Case, tuple[Arm, ...]], died: Died) -> None:
+    def _charge(self, crew: Crew, process: int, job: Job, died: Died) -> None:
         case, arms = job
-        number = int(worker.at_arm.value)
+        number = int(crew.at_arm.value)
         if not 0 <= number < len(arms):
             raise EnvironmentRefused(f"timing process {process} died outside any kernel ({died.how}): {died.log_tail}")
-        self.write(j.Dropped(process, str(case.id), arms[number][1].id, died.status, f"{died.how} while it was timed"))
+        self.write(j.Dropped(process, str(case.id), arms[number].kernel.id, died.status, f"{died.how} while it was timed"))
         if died.status == "DEVICE_LOST" and not healthy(self.plan.device):
-            raise EnvironmentRefused(f"{self.plan.device}: lost while {arms[number][1].id} was timed, and not back")
+            raise EnvironmentRefused(f"{self.plan.device}: lost while {arms[number].kernel.id} was timed, and not back")

@@ -6,36 +6,42 @@ milliseconds and shares nothing with a kernel that ran before it.
 
 import contextlib
 import multiprocessing
+import multiprocessing.connection
 import os
 import re
 import signal
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from replay.devices import cpu_facts
-from replay.errors import EnvironmentRefused
+from replay.errors import EnvironmentRefused, InputError
+from replay.model import Kernel
 from replay.session.child import (
     Done,
     Found,
+    Listed,
     Measured,
     Message,
     Raised,
+    Refused,
     Started,
     Tested,
     calibrate_main,
     health_main,
+    kernels_main,
     probe_main,
 )
 from replay.session.journal import Selftested
 from replay.session.selftest import selftest_main, unasked
 from replay.timing.ceilings import Calibration
 
-_context = multiprocessing.get_context("forkserver")
+context = multiprocessing.get_context("forkserver")
 PROBE_TIMEOUT_S = 60.0
 CALIBRATE_TIMEOUT_S = 300.0
+IMPORT_TIMEOUT_S = 120.0
 SELFTEST_TIMEOUT_S = 300.0  # the first time on a machine it compiles
 PRELOAD = ["numpy", "torch", "replay.session.child", "replay.kernels.eager"]
 
@@ -44,7 +50,7 @@ def warm_start() -> None:
     """Let the fork server import torch while the parent reads the capture."""
     from multiprocessing import forkserver
 
-    _context.set_forkserver_preload(PRELOAD)
+    context.set_forkserver_preload(PRELOAD)
     forkserver.ensure_running()
 
 
@@ -92,6 +98,20 @@ def selftested(device: str) -> Selftested:
     return found
 
 
+def kernels_of_file(file: str) -> tuple[Kernel, ...]:
+    """The kernels of a user's file, imported in a child: this process runs nobody's code. InputError as ``load_file`` says."""
+    worker = Worker(kernels_main, file, timeout_s=IMPORT_TIMEOUT_S)
+    found: tuple[Kernel, ...] = ()
+    for message in worker.listen():
+        if isinstance(message, Listed):
+            found = message.kernels
+        if isinstance(message, Refused):
+            raise InputError(message.where, message.field, message.expected, message.got)
+        if isinstance(message, Died):
+            raise InputError(file, "--load", "a file that imports", message.how)
+    return found
+
+
 Ending = Literal["CRASHED", "TIMEOUT", "DEVICE_LOST"]
 
 # What the runtimes say when a device is gone: Unified Runtime, Level Zero, CUDA, in whatever sentence.
@@ -127,45 +147,37 @@ class Died:
 class Worker:
     """One child process and its pipe. ``listen`` yields its messages and ends after Done or Died."""
 
-    def __init__(self, main: Callable[..., None], *args: Any, timeout_s: float, shared: bool = False) -> None:
+    def __init__(self, main: Callable[..., None], *args: Any, timeout_s: float) -> None:
         fd, log = tempfile.mkstemp(prefix="b70-child-", suffix=".log")
         os.close(fd)
         self.log = Path(log)
         self.timeout_s = timeout_s
-        self.at_arm = _context.RawValue("i", -1)
-        self.pipe, theirs = _context.Pipe()
-        head = (theirs, self.at_arm) if shared else (theirs,)
-        self.process = _context.Process(target=main, args=(*head, *args, str(self.log)), daemon=True)
+        self.index = 0  # of the case that it is at
+        self.pipe, theirs = context.Pipe()
+        self.process = context.Process(target=main, args=(theirs, *args, str(self.log)), daemon=True)
         self.process.start()
         theirs.close()
 
     def listen(self) -> Iterator[Message | Died]:
-        """Messages as they come. A child that says nothing for ``timeout_s`` is killed."""
-        index = 0
-        try:
-            while True:
-                if not self.pipe.poll(self.timeout_s):
-                    yield self._died(index, timed_out=True)
-                    return
-                try:
-                    message: Message = self.pipe.recv()
-                except (EOFError, ConnectionResetError):
-                    yield self._died(index, timed_out=False)
-                    return
-                if isinstance(message, Done):
-                    yield message
-                    return
-                if isinstance(message, Started):
-                    index = message.index
-                yield message
-        finally:
-            self.stop()
+        """Messages as they come. A child that says nothing for its ``timeout_s`` is killed."""
+        return listen([self], self.timeout_s)
 
-    def _died(self, index: int, *, timed_out: bool) -> Died:
+    def receive(self) -> Message | Died:
+        """The next message, which is there; or how it ended."""
+        try:
+            message: Message = self.pipe.recv()
+        except (EOFError, ConnectionResetError):
+            return self.died()
+        if isinstance(message, Started):
+            self.index = message.index
+        return message
+
+    def died(self, silent_s: float | None = None) -> Died:
+        """What is to be told of a child that ended before it was done, or was silent for so long; it is no more then."""
         tail = "\n".join(self.log.read_text(errors="replace").splitlines()[-8:])
         self.stop()
-        how = f"silent for {self.timeout_s:.0f} s" if timed_out else _ending(self.process.exitcode)
-        return Died(index, timed_out, how, tail)
+        how = _ending(self.process.exitcode) if silent_s is None else f"silent for {silent_s:.0f} s"
+        return Died(self.index, silent_s is not None, how, tail)
 
     def stop(self) -> None:
         """End the child and whatever it started, wait for it, and remove its log."""
@@ -175,6 +187,27 @@ class Worker:
         self.process.join(5)
         self.pipe.close()
         self.log.unlink(missing_ok=True)
+
+
+def listen(workers: Sequence[Worker], timeout_s: float) -> Iterator[Message | Died]:
+    """What some workers say, as it comes. It ends when all are done, one has died, or all were silent for ``timeout_s``."""
+    talking = {worker.pipe: worker for worker in workers}
+    try:
+        while talking:
+            ready = multiprocessing.connection.wait(list(talking), timeout_s)
+            if not ready:
+                yield next(iter(talking.values())).died(timeout_s)
+                return
+            for pipe in ready:
+                message = talking[pipe].receive()  # type: ignore[index]  # they are the pipes that were waited for
+                if isinstance(message, Done):
+                    del talking[pipe]  # type: ignore[arg-type]
+                yield message
+                if isinstance(message, Died):
+                    return
+    finally:
+        for worker in workers:
+            worker.stop()
 
 
 def _ending(code: int | None) -> str:

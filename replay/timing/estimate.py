@@ -55,7 +55,7 @@ def by_arm(samples: Sequence[Sample]) -> dict[str, list[Sample]]:
 
 def us_per_call(samples: Sequence[Sample]) -> Values:
     """Time of one call in µs, one value a sample."""
-    return np.array([s.host_ns / s.calls / 1e3 for s in samples])
+    return np.array([s.span_ns / s.calls / 1e3 for s in samples])
 
 
 def process_times(processes: Processes, arm: str) -> list[Values]:

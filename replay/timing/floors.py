@@ -37,14 +37,16 @@ def memory_rate(work: Work, ceilings: Ceilings) -> Interval:
 
 
 def _byte_time(work: Work, memory_gbs: float, hot_gbs: float, cache: str) -> float:
-    """µs of the case's bytes; under ``warm`` all of them come from cache."""
-    cold = 0 if cache == "warm" else work.read_bytes + work.write_bytes
-    hot = work.read_bytes + work.write_bytes + work.hot_bytes - cold
+    """µs of the case's bytes; under ``warm`` all of them come from cache, under ``cold-all`` none."""
+    all_bytes = work.read_bytes + work.write_bytes + work.hot_bytes
+    cold = {"warm": 0, "cold-weights": work.read_bytes + work.write_bytes, "cold-all": all_bytes}[cache]
+    hot = all_bytes - cold
     return cold / memory_gbs / 1e3 + hot / hot_gbs / 1e3
 
 
 def floor_case(work: Work, ceilings: Ceilings, cache: str) -> Floor:
-    """The floor under a cache state: under ``cold-weights`` the stage says what is cold, under ``warm`` nothing is."""
+    """The floor under a cache state: under ``cold-weights`` the stage says what is cold, under ``warm`` nothing is, under
+    ``cold-all`` everything."""
     bytes_us = _byte_time(work, memory_rate(work, ceilings).mid, ceilings.hot_gbs.mid, cache)
     operations_us = work.int8_ops / ceilings.int8_gops.mid / 1e3
     terms: dict[Literal["bytes", "operations", "launch"], float]

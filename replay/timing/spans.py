@@ -1,36 +1,33 @@
-"""Time spans of calls, in blocks of random order, on the device's own clock.
-
-Runs in a child process. The clock and the random source are taken before any kernel is loaded, so that a kernel which
-patches ``time`` afterwards times nothing but itself.
-"""
+"""Time spans of calls, in blocks of random order, on the device's own clock. Runs in a child process."""
 
 import gc
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
-from time import perf_counter_ns
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from replay.devices import Device
 from replay.exactness import Got
-from replay.model import NULL, Sample, Value
+from replay.model import NULL, Kernel, Sample, Value
 from replay.stages.vary import CHECKED
+from replay.timing.clocks import Clock, Span, clock_of, host_ns
+from replay.timing.telemetry import Telemetry
+from replay.timing.turns import Seat
 
 if TYPE_CHECKING:
     from replay.session.arms import Ring
     from replay.session.buffers import Binding
     from replay.stages.stage import Tensors
 
-_clock = perf_counter_ns
-
-# A span shorter than this is dominated by what surrounds it; on a CPU 0.5 ms is a thousand times the clock's reading.
-MIN_SPAN_NS = {"cpu": 500_000}
-MIN_SPAN_ACCELERATOR_NS = 2_000_000
 POISON = 0x7B
 WARM_WINDOW = 10
 WARM_SLOPE = 0.005
 WARM_LIMIT_NS = 150_000_000
+
+Launch = Literal["calls", "graph"]
 
 
 class Options(Value, frozen=True):
@@ -38,32 +35,71 @@ class Options(Value, frozen=True):
 
     blocks: int
     cache: str
+    launch: Launch
     seed: int
     process: int
     quick: bool
 
 
+class Arm(Value, frozen=True):
+    """One line of a block: a kernel under a name, and the seat of the process that it is timed in."""
+
+    name: str
+    kernel: Kernel
+    seat: int
+
+
 def generator(what: str, options: Options) -> np.random.Generator:
-    """The random source of one thing in one process of a run."""
+    """The random source of one thing in one process of a run; the same in each of the processes that take turns."""
     key = hashlib.sha256(f"{what}/{options.seed}/{options.process}".encode()).digest()[:16]
     return np.random.Generator(np.random.Philox(key=np.frombuffer(key, np.uint64)))
+
+
+@dataclass(frozen=True)
+class Place:
+    """What stays the same for every case that one process times. ``at_arm`` is shared with the parent, and between the
+    processes that take turns: the number of the arm whose step it is, −1 where it is nobody's."""
+
+    device: Device
+    options: Options
+    seat: Seat
+    at_arm: Any
+    clock: Clock
+    telemetry: Telemetry
+
+    @classmethod
+    def on(cls, device: Device, options: Options, seat: Seat, at_arm: Any) -> "Place":
+        """The place of this process."""
+        return cls(device, options, seat, at_arm, clock_of(device), Telemetry(device))
 
 
 Runs = Mapping[str, list[tuple[Callable[[Mapping[str, Any]], None], dict[str, Any]]]]
 
 
 class Timer:
-    """Times arms of one case. All arms share the bindings, and the position in the ring runs on over all of them."""
+    """Times arms of one case. All arms of a process share the bindings, and the position in the ring runs on over all of
+    them. ``runs`` holds the arms of this process, ``arms`` those of all that take turns with it; without any of its own a
+    process has no ring."""
 
-    def __init__(self, device: Device, ring: "Ring", runs: Runs, options: Options, flags: tuple[str, ...], at_arm: Any) -> None:
-        self.device, self.ring, self.bindings, self.runs, self.options = device, ring, ring.bindings, runs, options
-        self.flags, self.at_arm = flags, at_arm
+    def __init__(self, place: Place, ring: "Ring | None", arms: Sequence[Arm], runs: Runs, flags: tuple[str, ...]) -> None:
+        self.device, self.options, self.place = place.device, place.options, place
+        self.ring, self.bindings = ring, ring.bindings if ring else []
+        self.arms, self.runs, self.flags = arms, runs, flags
         self.position = 0
-        self.numbers = {arm: i for i, arm in enumerate(runs)}
         self.trespasses: dict[str, str] = {}
         self.idle: dict[str, int] = dict.fromkeys(runs, 0)
-        self.threads = device.threads()
+        self.lead_ns: dict[str, float] = dict.fromkeys(runs, 0.0)  # the host's part of one call
+        self.graphs: dict[str, Callable[[], object]] = {}
+        self.threads = place.device.threads()
         self.variation = CHECKED
+
+    @contextmanager
+    def _turn(self, number: int) -> Iterator[bool]:
+        """The step of one arm; whatever dies in it is charged to that arm."""
+        with self.place.seat.turn(self.arms[number].seat) as mine:
+            if mine:
+                self.place.at_arm.value = number
+            yield mine
 
     def blocks(self, case: str) -> tuple[tuple[Sample, ...], dict[str, Got]]:
         """Every block holds one sample of each arm in random order.
@@ -71,41 +107,56 @@ class Timer:
         No call sees the bytes of another. One call an arm, in a block and at a place that are drawn, is on the variation
         that the oracle knows, and what it wrote is kept.
         """
-        rng = generator(f"blocks/{case}", self.options)
-        names = list(self.runs)
-        calls, flags = {}, {}
-        for i in rng.permutation(len(names)):
-            arm = names[int(i)]
-            calls[arm], flags[arm] = self._warm_up(arm)
-            self._inspect(arm, self.bindings)
-        # Two copies of one kernel are sampled alike, whatever their warm-up made of it.
-        calls |= {arm: calls[arm.removesuffix(NULL)] for arm in names if arm.endswith(NULL)}
-        checked = {arm: int(rng.integers(0, self.options.blocks)) for arm in names}
+        order = generator(f"blocks/{case}", self.options)
+        calls, flags = self._warm_up_all(order)
+        places = generator(f"kept/{case}", self.options)
+        checked = {arm: int(places.integers(0, self.options.blocks)) for arm in self.runs}
         samples: list[Sample] = []
         outputs: dict[str, Got] = {}
         written: dict[str, bool] = {}  # a case without a valid row leaves its outputs as they were
-        begin = _clock()
         gc.collect()
         gc.disable()
         try:
             for block in range(self.options.blocks):
-                for i in rng.permutation(len(names)):
-                    arm = names[int(i)]
-                    kept = int(rng.integers(calls[arm])) if checked[arm] == block else None
-                    used = self._reset(calls[arm], kept)
-                    at = _clock() - begin
-                    elapsed = self._span(arm, calls[arm], used)
-                    samples.append(Sample(block, arm, calls[arm], elapsed, at, flags[arm] + self.flags))
-                    self._inspect(arm, used)
-                    if kept is not None:
-                        outputs[arm] = Got(used[kept].outputs(), POISON)
-                        written[arm] = not used[kept].untouched()
+                for number in order.permutation(len(self.arms)):
+                    with self._turn(number) as mine:
+                        if not mine:
+                            continue
+                        arm = self.arms[number].name
+                        kept = int(places.integers(calls[arm])) if checked[arm] == block else None
+                        used = self._reset(calls[arm], kept)
+                        at = self.place.seat.since_ns()
+                        span = self._span(arm, calls[arm], used)
+                        told = (
+                            *flags[arm],
+                            *self.flags,
+                            *span.flags,
+                            *(["throttled"] if self.place.telemetry.throttled() else []),
+                        )
+                        mhz = self.place.telemetry.mhz()
+                        samples.append(Sample(block, arm, calls[arm], span.ns, at, span.host_ns, mhz, told))
+                        self._inspect(arm, used)
+                        if kept is not None:
+                            outputs[arm] = Got(used[kept].outputs(), POISON)
+                            written[arm] = not used[kept].untouched()
         finally:
             gc.enable()
-        for arm in names:
+        for arm in self.runs:
             if self.idle[arm] and written[arm]:
                 self._charge(arm, f"left its outputs untouched in {self.idle[arm]} calls when the clock stopped")
         return tuple(samples), outputs
+
+    def _warm_up_all(self, order: np.random.Generator) -> tuple[dict[str, int], dict[str, tuple[str, ...]]]:
+        calls: dict[str, int] = {}
+        flags: dict[str, tuple[str, ...]] = {}
+        for number in order.permutation(len(self.arms)):
+            with self._turn(number) as mine:
+                if mine:
+                    arm = self.arms[number].name
+                    calls[arm], flags[arm] = self._warm_up(arm)
+                    self._inspect(arm, self.bindings)
+        # Two copies of one kernel are sampled alike, whatever their warm-up made of it.
+        return calls | {arm: calls.get(arm.removesuffix(NULL), calls[arm]) for arm in calls if arm.endswith(NULL)}, flags
 
     def _reset(self, calls: int, kept: int | None) -> list["Binding"]:
         """Vary, restore and poison the bindings that the next span will use, and return them; ``kept`` is the place of the
@@ -116,6 +167,8 @@ class Timer:
             binding.vary(CHECKED if place == kept else self.variation)
             binding.restore()
             binding.poison_outputs(POISON)
+        if self.options.cache == "cold-all":
+            self.device.flush()
         self.device.synchronize()
         return used
 
@@ -133,48 +186,63 @@ class Timer:
 
     def answers(self, second: "Tensors") -> dict[str, Got]:
         """Each arm's outputs on other bytes at the addresses it was timed on: what was remembered is wrong there."""
-        for i, moved in enumerate(self.ring.moved(second) * (len(self.bindings) // len(self.ring.moved(second)))):
-            self.bindings[i].pose(moved)
+        moved = self.ring.moved(second) if self.ring else []
+        for i, binding in enumerate(self.bindings):
+            binding.pose(moved[i % len(moved)])
         found = {}
-        for arm in self.runs:
-            used = self._reset(1, 0)
-            self._span(arm, 1)
-            found[arm] = Got(used[0].outputs(), POISON)
-            self._inspect(arm, used)
+        for number, arm in enumerate(self.arms):
+            with self._turn(number) as mine:
+                if mine:
+                    used = self._reset(len(self.bindings) if arm.name in self.graphs else 1, 0)
+                    self._span(arm.name, len(used))
+                    found[arm.name] = Got(used[0].outputs(), POISON)
+                    self._inspect(arm.name, used)
         return found
 
-    def _span(self, arm: str, calls: int, poisoned: Sequence["Binding"] = ()) -> int:
-        """Nanoseconds of ``calls`` calls on consecutive bindings, the wait for the device included.
+    def _span(self, arm: str, calls: int, poisoned: Sequence["Binding"] = ()) -> Span:
+        """The time of ``calls`` calls on consecutive bindings, the wait for the device included.
 
         Of the bindings that were ``poisoned`` for it, those whose outputs nobody had touched when the clock stopped are
         counted here, before anything else can run.
         """
+        if arm in self.graphs:
+            span = self.place.clock.span(self.graphs[arm], round(self.lead_ns[arm] * calls))
+        else:
+            span = self.place.clock.span(self._calls(arm, calls), round(self.lead_ns[arm] * calls))
+        self.idle[arm] += sum(binding.untouched() for binding in poisoned)
+        return span
+
+    def _calls(self, arm: str, calls: int) -> Callable[[], None]:
+        """So many calls of an arm from the position of the ring on, which moves past them."""
         runs, position, n = self.runs[arm], self.position, len(self.bindings)
         todo = [runs[(position + i) % n] for i in range(calls)]
         self.position = (position + calls) % n
-        self.at_arm.value = self.numbers[arm]
-        begin = _clock()
-        for run, tensors in todo:
-            run(tensors)
-        self.device.synchronize()
-        elapsed = _clock() - begin
-        self.idle[arm] += sum(binding.untouched() for binding in poisoned)
-        return elapsed
+
+        def work() -> None:
+            for run, tensors in todo:
+                run(tensors)
+
+        return work
 
     def _warm_up(self, arm: str) -> tuple[int, tuple[str, ...]]:
         """(calls a sample, flags). Goes on until the last window of spans has no slope, not for a count."""
-        single = min(self._span(arm, 1) for _ in range(3))
-        least = MIN_SPAN_NS.get(self.device.kind, MIN_SPAN_ACCELERATOR_NS)
+        singles = [self._span(arm, 1) for _ in range(3)]
+        self.lead_ns[arm] = float(min(s.host_ns or 0 for s in singles))
         # Never more calls than bindings: a second lap would find the first one's outputs where poison should be.
-        calls = int(np.clip(-(-least // max(single, 1)), 1, len(self.bindings)))
+        calls = int(np.clip(-(-self.place.clock.least_ns // max(min(s.ns for s in singles), 1)), 1, len(self.bindings)))
+        if self.options.launch == "graph":
+            # The whole ring, so that a replay finds as little in the cache as calls do that go round it.
+            calls, self.position = len(self.bindings), 0
+            self.graphs[arm] = self.device.graph(self._calls(arm, calls))
+            self.lead_ns[arm] = (self._span(arm, calls).host_ns or 0) / calls
         window: list[float] = []
-        begin = _clock()
+        begin = host_ns()
         while True:
-            window.append(self._span(arm, calls) / calls)
+            window.append(self._span(arm, calls).ns / calls)
             if len(window) >= WARM_WINDOW:
                 recent = np.array(window[-WARM_WINDOW:])
                 slope = np.polyfit(np.arange(WARM_WINDOW), recent, 1)[0] * WARM_WINDOW / np.median(recent)
                 if abs(slope) < WARM_SLOPE:
                     return calls, ()
-                if _clock() - begin > WARM_LIMIT_NS:
+                if host_ns() - begin > WARM_LIMIT_NS:
                     return calls, ("not_stationary",)

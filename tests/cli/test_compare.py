@@ -29,7 +29,7 @@ def slower(record: j.Record) -> j.Record:
     """Times by 1.5."""
     if not isinstance(record, j.Timed):
         return record
-    samples = tuple(msgspec.structs.replace(s, host_ns=s.host_ns * 3 // 2) for s in record.samples)
+    samples = tuple(msgspec.structs.replace(s, span_ns=s.span_ns * 3 // 2) for s in record.samples)
     return msgspec.structs.replace(record, samples=samples)
 
 

@@ -137,7 +137,7 @@ def still(ceilings: Ceilings) -> Ceilings:
 
 def drawn(sample: Sample, ns: float, rng: np.random.Generator) -> Sample:
     """A sample of so many nanoseconds a call, with 0.1 % of noise, and no flags."""
-    return msgspec.structs.replace(sample, host_ns=int(ns * sample.calls * np.exp(rng.normal(0, 0.001))), flags=())
+    return msgspec.structs.replace(sample, span_ns=int(ns * sample.calls * np.exp(rng.normal(0, 0.001))), flags=())
 
 
 def scaled(arm: str, factor: float) -> Change:
@@ -146,7 +146,7 @@ def scaled(arm: str, factor: float) -> Change:
     def change(record: j.Record) -> j.Record:
         if not isinstance(record, j.Timed):
             return record
-        samples = (msgspec.structs.replace(s, host_ns=int(s.host_ns * factor)) if s.arm == arm else s for s in record.samples)
+        samples = (msgspec.structs.replace(s, span_ns=int(s.span_ns * factor)) if s.arm == arm else s for s in record.samples)
         return msgspec.structs.replace(record, samples=tuple(samples))
 
     return change

@@ -1,0 +1,88 @@
+"""What runs in the processes that time: the green kernels of each case together, in blocks.
+
+Usually it is one process. Where arms cannot share one, each of several does the steps of the schedule that are its own.
+"""
+
+import contextlib
+import gc
+from multiprocessing.connection import Connection
+from typing import Any
+
+from replay.devices import Device
+from replay.kernels.registry import Run
+from replay.model import Case
+from replay.session.arms import Arms, Ring
+from replay.session.child import Ceiled, Done, Looked, Sampled, Started, begin, loaded_files, log_to
+from replay.stages import STAGES
+from replay.timing import spans, watch
+from replay.timing.ceilings import Ceiling
+from replay.timing.spans import Arm, Options, Place, Timer
+from replay.timing.turns import Seat, Turns
+
+Job = tuple[Case, tuple[Arm, ...]]
+FIRST = 0  # the seat that measures ceilings and watches what goes on beside
+
+
+def time_main(
+    pipe: Connection, at_arm: Any, turns: Turns, number: int, jobs: tuple[Job, ...], device_name: str, options: Options,
+    load: tuple[str, ...], log: str,
+) -> None:  # fmt: skip
+    """Time the arms of each case that sit at ``number``; ``load`` are the files that their kernels come from."""
+    log_to(log)
+    with contextlib.suppress(BrokenPipeError):
+        begin(load)
+        device = Device(device_name)
+        seat = Seat(turns, number)
+        arms = Arms(device)
+        ceilings = Ceiling(device, quick=options.quick) if number == FIRST else None
+        place = Place.on(device, options, seat, at_arm)
+        gc.collect()
+        gc.freeze()  # torch and all that was imported: a collection before each case need not walk through it
+        with seat.turn(FIRST) as mine:
+            if mine and ceilings:
+                pipe.send(Ceiled("before", ceilings.measure()))
+        watching = watch.begin()
+        for index, job in enumerate(jobs):
+            pipe.send(Started(index))
+            pipe.send(_sampled(place, arms, job, index))
+        with seat.turn(FIRST) as mine:
+            if mine and ceilings:
+                at_arm.value = -1
+                pipe.send(Looked(watching.until_now()))
+                pipe.send(Ceiled("after", ceilings.measure()))
+        pipe.send(Done(loaded_files()))
+
+
+def _sampled(place: Place, arms: Arms, job: Job, index: int) -> Sampled:
+    """What came of one case in this process."""
+    case, named = job
+    place.seat.begin_case()
+    for number in range(place.seat.turns.seats):
+        with place.seat.turn(number) as mine:
+            if mine:
+                timer, prepared = _prepared(place, arms, case, named)
+    samples, outputs = timer.blocks(str(case.id))
+    second = timer.answers(STAGES[case.problem.stage].inputs(case.twinned("second")))
+    return Sampled(index, samples, outputs, second, prepared | timer.trespasses)
+
+
+def _prepared(place: Place, arms: Arms, case: Case, named: tuple[Arm, ...]) -> tuple[Timer, dict[str, str]]:
+    """The timer of a case, with this process's arms prepared, and what any of them did that it must not."""
+    device, options = place.device, place.options
+    runs: dict[str, list[tuple[Run, dict[str, Any]]]] = {arm.name: [] for arm in named if arm.seat == place.seat.number}
+    if not runs:
+        return Timer(place, None, named, runs, ()), {}
+    ring = Ring(arms, case, arms.begin(case), options.cache)
+    found: dict[str, str] = {}
+    threads = device.threads()
+    # In another order in every process: what is prepared first lies elsewhere in memory, and two copies of one kernel then
+    # differ by half a percent, the same way each time.
+    for number in spans.generator(f"prepare/{case.id}", options).permutation(len(named)):
+        arm = named[number]
+        if arm.name in runs:
+            place.at_arm.value = number
+            runs[arm.name] = ring.runs(arm.kernel)
+            if changed := device.put_back(threads):
+                found[arm.name] = changed
+    flags = () if ring.cold or options.cache != "cold-weights" or ring.slots is None else ("not_cold",)
+    return Timer(place, ring, named, runs, flags), found
