@@ -93,7 +93,20 @@ FLAGS: dict[str, Told] = {
         "run it again on a quiet machine",
     ),
     "foreign_process": Told("INCONCLUSIVE", "the named process kept a tenth of a core busy or more", "stop it and run again"),
-    "clock_disagrees": Told("INVALID", "the spans' clock went faster or slower than the kernel's", "find out who changed it"),
+    "clock_disagrees": Told(
+        "INVALID",
+        "the spans' clock went faster or slower than the kernel's; on an accelerator, events and the host's clock parted, which "
+        "work on another stream does as well",
+        "find out who changed the clock, or what else the kernel starts",
+    ),
+    "blocks_dropped": Told(
+        "INVALID",
+        "over a fifth of the blocks were taken while the device throttled, or on clocks more than 3 % apart",
+        "cool it, lift its power cap, fix its clock",
+    ),
+    "host_waited": Told(
+        "told only", "the device came to the span before the host had handed it over: the time holds the host's", "weigh it"
+    ),
     "not_cold": Told("INCONCLUSIVE", "the ring of weights does not pass the cache three times", "a geometry of true size"),
     "no_baseline": Told("INCONCLUSIVE", "the baseline was red or died", "mend it, or `--baseline` another"),
     "null_inconclusive": Told("INCONCLUSIVE", "two copies of the baseline could not be told alike", "more processes"),

@@ -10,6 +10,7 @@ from replay.results.seen import Seen
 from replay.session.journal import Plan, Record, Selftested
 from replay.timing import estimate
 from replay.timing.floors import best, floor_case, floor_impl
+from replay.timing.telemetry import Machine
 from replay.verdict import conclude, decide
 
 SCHEMA = "b70-result/2"
@@ -19,7 +20,7 @@ class Group(Value, frozen=True, kw_only=True):
     """One claim, which is one line of the table: a kernel over all cases of one stage, geometry and row count.
 
     ``layers`` in file order; ``degenerate`` counts the cases with a token without experts; ``times_floor`` is the time
-    over the mean floor of the cases.
+    over the mean floor of the cases; ``host_us`` the host's part of a call, where it is known apart.
     """
 
     stage: str
@@ -33,6 +34,7 @@ class Group(Value, frozen=True, kw_only=True):
     degenerate: int
     exact: str
     us: Interval | None
+    host_us: float | None
     floor_us: float | None
     floor_term: str | None
     times_floor: float | None
@@ -44,7 +46,8 @@ class Group(Value, frozen=True, kw_only=True):
 
 class Result(Value, frozen=True, kw_only=True):
     """Everything a run found. ``groups`` are the table, ``rows`` every case and kernel; ``selftest`` is what the device
-    answered when it was asked, and ``unasked`` why it was not."""
+    answered when it was asked, and ``unasked`` why it was not; ``machine`` what it said of itself before the first process and
+    after the last; ``dropped_blocks`` counts blocks by the cause that was declared for dropping them."""
 
     schema: str
     identity: dict[str, Any]
@@ -62,6 +65,8 @@ class Result(Value, frozen=True, kw_only=True):
     ceilings: Ceilings | None
     drift: tuple[str, ...]
     disturbed: tuple[str, ...]
+    dropped_blocks: dict[str, int]
+    machine: tuple[Machine, Machine] | None
     groups: tuple[Group, ...]
     rows: tuple[Row, ...]
     journal_sha256: str
@@ -77,7 +82,8 @@ def build(records: Sequence[Record], journal_sha256: str) -> Result:
         schema=SCHEMA, identity=seen.identity, capture=plan.capture, origin=plan.origin, drawn=plan.drawn,
         device=plan.device, cache=plan.cache, processes=plan.processes, replaced=seen.replaced, quick=plan.quick,
         finished=seen.finished, selftest=tested.findings, unasked=tested.unasked or tested.died,
-        ceilings=found.ceilings, drift=found.drift, disturbed=tuple(found.disturbed), groups=tuple(found.groups()),
+        ceilings=found.ceilings, drift=found.drift, disturbed=tuple(found.disturbed), dropped_blocks=seen.dropped_blocks(),
+        machine=seen.machine(), groups=tuple(found.groups()),
         rows=tuple(row for rows in found.claims.values() for row in rows), journal_sha256=journal_sha256,
     )  # fmt: skip
 
@@ -171,7 +177,8 @@ class _Findings:
             stage=stage, geometry=geometry, capture=capture, layers=",".join(dict.fromkeys(layers[c] for c in cases)),
             tokens=tokens, modes=modes, kernel=kernel, cases=len(members),
             degenerate=sum(r.degenerate for r in members), exact=_grade(members),
-            us=timing.us if timing else None, floor_us=floor_us, floor_term=floors[0].term if floors else None,
+            us=timing.us if timing else None, host_us=timing.host_us if timing else None,
+            floor_us=floor_us, floor_term=floors[0].term if floors else None,
             times_floor=timing.us.mid / floor_us if timing and floor_us else None, comparison=compared, verdict=verdict,
             detail=_detail(red, members) if red else _why(verdict, members), reproduce=red.reproduce if red else None,
         )  # fmt: skip

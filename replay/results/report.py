@@ -29,10 +29,11 @@ def page(result: Result, seen: Seen, folder: str, bridge: Sequence[tuple[str, An
         loader=jinja2.PackageLoader("replay.results"), undefined=jinja2.StrictUndefined, autoescape=True
     )
     return environment.get_template("report.html.j2").render(
-        result=result, folder=folder, heads=table.HEADERS, tables=list(_tables(result)),
+        result=result, folder=folder, heads=table.heads(result), tables=list(_tables(result)),
         missing=sorted(table.unavailable(result).items()), bridge=bridge,
         floors=floors(result.rows), drift=drift(seen),
         ceilings=table.ceilings_text(result.ceilings) if result.ceilings else "not measured",
+        machine=table.machine_text(*result.machine) if result.machine else None,
         identity=list(_flat(result.identity)),
     )  # fmt: skip
 
@@ -40,11 +41,11 @@ def page(result: Result, seen: Seen, folder: str, bridge: Sequence[tuple[str, An
 def _tables(result: Result) -> Any:
     for _, shown in table.tables(result):
         if shown:
-            yield table.title(shown[0], shown, result), [_line(g, result.quick) for g in shown], table.floor_line(shown)
+            yield table.title(shown[0], shown, result), [_line(g, result) for g in shown], table.floor_line(shown)
 
 
-def _line(group: Group, quick: bool) -> dict[str, Any]:
-    return {"cells": table.cells(group, quick), "red": group.exact not in GRADES, "reproduce": group.reproduce}
+def _line(group: Group, result: Result) -> dict[str, Any]:
+    return {"cells": table.cells(group, result), "red": group.exact not in GRADES, "reproduce": group.reproduce}
 
 
 def _flat(values: Mapping[str, Any], before: str = "") -> Any:

@@ -1,5 +1,7 @@
 """A journal's records by kind: what the documents, and a promotion, are made of."""
 
+import functools
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,6 +24,9 @@ from replay.session.journal import (
     Timed,
 )
 from replay.timing import estimate
+from replay.timing.clocks import DISAGREES
+from replay.timing.dropped import THROTTLED, causes, too_many
+from replay.timing.telemetry import Machine
 from replay.timing.watch import busy, clocks_agree
 
 
@@ -87,22 +92,56 @@ class Seen:
         return msgspec.structs.replace(found, timing=estimate.timing(self.samples([case]), kernel))
 
     def samples(self, cases: Sequence[str]) -> dict[int, list[tuple[Sample, ...]]]:
-        """process → the samples of each of these cases, without processes that were replaced."""
+        """process → the samples of each of these cases, without processes that were replaced and blocks that were dropped."""
         found: dict[int, list[tuple[Sample, ...]]] = {}
         for case in cases:
-            for process, timed in self.timed.get(case, {}).items():
-                if process in self.replaced:
-                    continue
-                found.setdefault(process, []).append(timed.samples)
+            kept = self._kept(case)
+            for process, samples in kept.items():
+                found.setdefault(process, []).append(samples)
         return found
 
+    def _taken(self, case: str) -> dict[int, tuple[Sample, ...]]:
+        """process → all samples of a case, processes that were replaced left out."""
+        return {p: timed.samples for p, timed in self.timed.get(case, {}).items() if p not in self.replaced}
+
+    @functools.cache  # noqa: B019  # as long as what was seen
+    def _kept(self, case: str) -> dict[int, tuple[Sample, ...]]:
+        taken, gone = self._taken(case), self._causes(case)
+        if self.spoilt(case):
+            return taken  # told with their times, as INVALID
+        return {p: tuple(s for s in samples if s.block not in gone[p]) for p, samples in taken.items()}
+
+    def _causes(self, case: str) -> dict[int, dict[int, str]]:
+        """process → block → why it is dropped."""
+        return {process: causes(samples) for process, samples in self._taken(case).items()}
+
+    def spoilt(self, case: str) -> bool:
+        """Whether too many of a case's blocks would have to be dropped."""
+        blocks = sum(len({s.block for s in samples}) for samples in self._taken(case).values())
+        return too_many(sum(map(len, self._causes(case).values())), blocks)
+
+    def dropped_blocks(self) -> dict[str, int]:
+        """cause → how many blocks of the whole run were dropped for it."""
+        found = [why for case in self.timed for gone in self._causes(case).values() for why in gone.values()]
+        return dict(Counter(found))
+
     def flags(self, cases: Sequence[str], kernel: str) -> list[str]:
-        """What the samples of one kernel carry, each once, in order."""
-        mine = (s for timed in self.samples(cases).values() for case in timed for s in case)
-        return sorted({flag for s in mine if s.arm.removesuffix(NULL) == kernel for flag in s.flags})
+        """What the samples of one kernel carry, each once, in order, and whether too many blocks were lost.
+
+        One clock that parts from the other in a single span was interrupted; in every fifth span, it is another time.
+        """
+        samples = [s for timed in self.samples(cases).values() for case in timed for s in case]
+        mine = [s for s in samples if s.arm.removesuffix(NULL) == kernel]
+        counted = Counter(flag for s in mine for flag in s.flags if flag != THROTTLED)
+        told = [f for f, n in counted.items() if f != DISAGREES or too_many(n, len(mine))]
+        return sorted(told) + (["blocks_dropped"] if any(map(self.spoilt, cases)) else [])
 
     def disturbed(self) -> list[str]:
         """What spoils or caps every line: a clock that went otherwise than the kernel's, foreign processes at work."""
         kept = [a.watched for a in self.attended if a.process not in self.replaced]
-        clock = ["clock_disagrees"] if not all(clocks_agree(w) for w in kept) else []
+        clock = [DISAGREES] if not all(clocks_agree(w) for w in kept) else []
         return [*clock, *(f"foreign_process:{who}" for who in sorted({who for w in kept for who in busy(w)}))]
+
+    def machine(self) -> tuple[Machine, Machine] | None:
+        """How the device was before the first process and after the last."""
+        return (self.attended[0].watched.before, self.attended[-1].watched.after) if self.attended else None

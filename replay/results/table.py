@@ -7,8 +7,15 @@ from tabulate import tabulate
 
 from replay.model import Ceilings, Interval
 from replay.results.build import Group, Result
+from replay.timing.telemetry import Machine
 
-HEADERS = ["kernel", "exact", "time µs [95 %]", "×floor", "vs base", "verdict"]
+HEADERS = ["kernel", "exact", "time µs [95 %]", "host µs", "×floor", "vs base", "verdict"]
+
+
+def heads(result: Result) -> list[str]:
+    """The columns of a result's tables; the host's time has one where it is another than the device's."""
+    apart = any(g.host_us is not None for g in result.groups)
+    return [head for head in HEADERS if apart or head != "host µs"]
 
 
 def _number(value: float) -> str:
@@ -33,19 +40,21 @@ def _ratio(i: Interval) -> str:
     return f"{percent(i.mid)} [{percent(i.lo).removesuffix(' %')}, {percent(i.hi).removesuffix(' %')}]"
 
 
-def cells(group: Group, quick: bool) -> list[str]:
+def cells(group: Group, result: Result) -> list[str]:
     """One line of the table."""
     verdict: str = group.verdict.label if group.verdict else ""
-    if verdict and verdict != "BASELINE" and quick:
+    if verdict and verdict != "BASELINE" and result.quick:
         verdict += " (QUICK)"
-    return [
+    values = [
         group.kernel,
         group.exact,
         interval_text(group.us) if group.us else "–",
+        _number(group.host_us) if group.host_us else "–",
         _number(group.times_floor) if group.times_floor else "–",
         _ratio(group.comparison.effect.ratio) if group.comparison else "–",
         ": ".join(part for part in (verdict, group.detail) if part),
     ]
+    return [value for head, value in zip(HEADERS, values, strict=True) if head in heads(result)]
 
 
 def shape_of(group: Group) -> tuple[str, str, str, int, str]:
@@ -92,8 +101,8 @@ def text(result: Result, where: str, *, markdown: bool = False) -> str:
         head = title(lines[0], shown, result)
         out.append(f"### {head}\n" if markdown else head)
         if shown:
-            rows = [cells(g, result.quick) for g in shown]
-            out.append(tabulate(rows, HEADERS, tablefmt="github" if markdown else "plain", disable_numparse=True))
+            rows = [cells(g, result) for g in shown]
+            out.append(tabulate(rows, heads(result), tablefmt="github" if markdown else "plain", disable_numparse=True))
         out += [f"    reproduce: {g.reproduce}" for g in shown if g.reproduce]
         out.append(("\n" if markdown else "") + floor_line(shown or lines) + "\n")
     return "\n".join([*out, *_tail(result, where)])
@@ -113,6 +122,11 @@ def _tail(result: Result, where: str) -> list[str]:
         tail.append(f"other processes kept the processors busy ({', '.join(foreign)}): comparisons are INCONCLUSIVE.")
     if "clock_disagrees" in result.disturbed:
         tail.append("the clock of the spans is not the kernel's: every time is INVALID.")
+    if result.dropped_blocks:
+        told = ", ".join(f"{n} for {cause}" for cause, n in result.dropped_blocks.items())
+        tail.append(f"blocks dropped for causes declared beforehand: {told}.")
+    if result.machine:
+        tail.append(machine_text(*result.machine))
     if result.replaced:
         tail.append(
             f"{len(result.replaced)} of {result.processes + len(result.replaced)} processes replaced: their ceilings moved."
@@ -126,6 +140,24 @@ def _tail(result: Result, where: str) -> list[str]:
         many = "1 process" if result.processes == 1 else f"{result.processes} processes"
         tail.append(f"QUICK: {many}. A look, not a verdict to promote on; `--processes 5` and 30 blocks or more can be.")
     return [*tail, f"wrote {where}/result.json"]
+
+
+def machine_text(before: Machine, after: Machine) -> str:
+    """What the device said of itself, before and after; what it does not say is unknown."""
+    told, unknown = [], []
+    for field, name, unit in (
+        ("mhz", "clock", " MHz"), ("temperature_c", "temperature", " °C"), ("power_w", "power", " W"),
+        ("power_cap_w", "power cap", " W"), ("governor", "governor", ""), ("throttled", "throttling", ""),
+    ):  # fmt: skip
+        values = [getattr(m, field) for m in (before, after)]
+        if None in values:
+            unknown.append(name)
+        else:
+            texts = [
+                f"{v:.0f}{unit}" if isinstance(v, float | int) and unit else {True: "yes", False: "no"}.get(v, v) for v in values
+            ]
+            told.append(f"{name} {' → '.join(dict.fromkeys(texts))}")
+    return "telemetry: " + "; ".join([*told, *([", ".join(unknown) + " unknown"] if unknown else [])]) + "."
 
 
 def unavailable(result: Result) -> dict[str, str]:

@@ -41,7 +41,7 @@ def time_main(
         with seat.turn(FIRST) as mine:
             if mine and ceilings:
                 pipe.send(Ceiled("before", ceilings.measure()))
-        watching = watch.begin()
+        watching = watch.begin(place.telemetry)
         for index, job in enumerate(jobs):
             pipe.send(Started(index))
             pipe.send(_sampled(place, arms, job, index))

@@ -70,8 +70,9 @@ def timing(processes: Processes, arm: str) -> Timing | None:
     if not times:
         return None
     us = median_interval(times[0]) if len(times) == 1 else _geometric(np.array([np.median(t) for t in times]))
-    calls = next(s.calls for cases in processes.values() for case in cases for s in case if s.arm == arm)
-    return Timing(us, sum(map(len, times)), calls, len(times))
+    mine = [s for cases in processes.values() for case in cases for s in case if s.arm == arm]
+    host = [s.host_ns / s.calls / 1e3 for s in mine if s.host_ns is not None]
+    return Timing(us, len(mine), mine[0].calls, len(times), float(np.median(host)) if host else None)
 
 
 def _geometric(medians: Values) -> Interval:

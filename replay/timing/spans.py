@@ -14,6 +14,7 @@ from replay.exactness import Got
 from replay.model import NULL, Kernel, Sample, Value
 from replay.stages.vary import CHECKED
 from replay.timing.clocks import Clock, Span, clock_of, host_ns
+from replay.timing.dropped import THROTTLED
 from replay.timing.telemetry import Telemetry
 from replay.timing.turns import Seat
 
@@ -131,7 +132,7 @@ class Timer:
                             *flags[arm],
                             *self.flags,
                             *span.flags,
-                            *(["throttled"] if self.place.telemetry.throttled() else []),
+                            *([THROTTLED] if self.place.telemetry.throttled() else []),
                         )
                         mhz = self.place.telemetry.mhz()
                         samples.append(Sample(block, arm, calls[arm], span.ns, at, span.host_ns, mhz, told))

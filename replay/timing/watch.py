@@ -1,17 +1,16 @@
-"""What went on beside the timed spans: the kernel's own clock, and who else used the processors.
+"""What went on beside the timed spans: the kernel's own clock, who else used the processors, how the device was.
 
 The kernel's clock is read as text from ``/proc/uptime``, which nothing that patches ``time`` reaches.
 """
 
 from dataclasses import dataclass
 from pathlib import Path
-from time import perf_counter_ns
 
 import psutil
 
 from replay.model import Value
-
-_clock = perf_counter_ns
+from replay.timing.clocks import host_ns
+from replay.timing.telemetry import Machine, Telemetry
 
 # Two clocks that part by more than this, over seconds, are not both right; the kernel's is read in steps of 10 ms.
 CLOCKS_AGREE = 0.05
@@ -21,38 +20,42 @@ BUSY_CORES = 0.1
 
 
 class Watched(Value, frozen=True):
-    """Nanoseconds by the spans' clock and by the kernel's, and the cores that each foreign process kept busy
-    (``name (pid)`` → cores), those below a hundredth left out."""
+    """Nanoseconds by the spans' clock and by the kernel's, the cores that each foreign process kept busy (``name (pid)`` →
+    cores, those below a hundredth left out), and what the device said of itself before and after."""
 
     clock_ns: int
     kernel_ns: int
     foreign: dict[str, float]
+    before: Machine = Machine()
+    after: Machine = Machine()
 
 
 @dataclass(frozen=True)
 class Watch:
-    """The state of both clocks, and of every foreign process its name and CPU seconds, by pid and time of birth."""
+    """The state of both clocks, of the device, and of every foreign process: name and CPU seconds by pid and time of birth."""
 
+    telemetry: Telemetry
+    machine: Machine
     clock_ns: int
     kernel_ns: int
     used: dict[tuple[int, float], tuple[str, float]]
 
     def until_now(self) -> Watched:
         """What went on since."""
-        now = begin()
+        now = begin(self.telemetry)
         elapsed = max((now.kernel_ns - self.kernel_ns) / 1e9, 1e-9)
         foreign = {}
         for who, (name, seconds) in sorted(now.used.items()):
             cores = (seconds - self.used.get(who, ("", 0.0))[1]) / elapsed
             if cores >= 0.01:
                 foreign[f"{name} ({who[0]})"] = round(cores, 3)
-        return Watched(now.clock_ns - self.clock_ns, now.kernel_ns - self.kernel_ns, foreign)
+        return Watched(now.clock_ns - self.clock_ns, now.kernel_ns - self.kernel_ns, foreign, self.machine, now.machine)
 
 
 KERNEL_THREADS = 2  # the pid that all of Linux's own threads descend from: nobody can stop them
 
 
-def begin() -> Watch:
+def begin(telemetry: Telemetry) -> Watch:
     """Begin to watch, in the process that times. Those it descends from are not foreign, nor what the run itself started."""
     me = psutil.Process()
     above = me.parents()
@@ -63,7 +66,7 @@ def begin() -> Watch:
         if told["pid"] not in family and KERNEL_THREADS not in (told["pid"], told["ppid"]) and told["cpu_times"] is not None:
             used[told["pid"], told["create_time"]] = told["name"], told["cpu_times"].user + told["cpu_times"].system
     uptime = Path("/proc/uptime").read_text().split()[0]
-    return Watch(_clock(), round(float(uptime) * 1e9), used)
+    return Watch(telemetry, telemetry.machine(), host_ns(), round(float(uptime) * 1e9), used)
 
 
 def clocks_agree(watched: Watched) -> bool:

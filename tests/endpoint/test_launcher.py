@@ -30,7 +30,7 @@ EFFECT = Effect(Interval(-0.5, -0.51, -0.49), Interval(-0.5, -0.505, -0.495), 0.
 NULL = Effect(Interval(0, -0.002, 0.002), Interval(0, -0.001, 0.001), 0.004, 5, 5)
 GROUP = Group(
     stage="moe.layer", geometry="qwen36:tp4", capture="drawn", layers="L9", tokens=1, modes="", kernel="sycl:moe.layer:staged",
-    cases=16, degenerate=0, exact="BITWISE", us=Interval(231, 228, 235), floor_us=144.0, floor_term="bytes", times_floor=1.604,
+    cases=16, degenerate=0, exact="BITWISE", us=Interval(231, 228, 235), host_us=None, floor_us=144.0, floor_term="bytes", times_floor=1.604,
     comparison=Comparison("eager:moe.layer", EFFECT, NULL), verdict=Verdict("FASTER", False), detail="", reproduce=None,
 )  # fmt: skip
 

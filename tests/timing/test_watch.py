@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from replay.devices import Device
+from replay.timing.telemetry import Telemetry
 from replay.timing.watch import Watched, begin, busy, clocks_agree
 from tests.conftest import Cli
 
@@ -30,7 +32,7 @@ def test_its_own_family_is_not_foreign() -> None:
     """Neither this process nor a child of it that spins, and the clocks agree over half a second."""
     spinning = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     try:
-        watching = begin()
+        watching = begin(Telemetry(Device("cpu")))
         time.sleep(0.5)
         watched = watching.until_now()
     finally:

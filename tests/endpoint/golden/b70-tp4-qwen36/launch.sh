@@ -72,7 +72,7 @@ if ! "$python" -c 'import replay.endpoint.preflight' 2>/dev/null; then
     echo "launch.sh: python: expected one that has b70-replay, got $python" >&2
     exit 5
 fi
-"$python" -m replay.endpoint.preflight "$here" launch d191ec86ad5d0841b65fb336959b9b9abc1233111beffdb1243e9458904edfdb
+"$python" -m replay.endpoint.preflight "$here" launch f54e0cdcae264f81a7993d8f4e3f09e719c4970f8d0d0a2d566ace4772432db6
 
 server=
 stop() {

@@ -61,7 +61,7 @@ if ! "$python" -c 'import replay.endpoint.preflight' 2>/dev/null; then
     echo "control.sh: python: expected one that has b70-replay, got $python" >&2
     exit 5
 fi
-"$python" -m replay.endpoint.preflight "$here" control e0b4a1fc775491efce0954a674cd6f6ab4b0334c0f6c52107e144b068e4f6584
+"$python" -m replay.endpoint.preflight "$here" control e93fd78798db5a8a0f2aea0123c978cdfd59b501cdf92ff19bccea118691a094
 
 server=
 stop() {
