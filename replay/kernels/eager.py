@@ -4,7 +4,8 @@ The reference that a kernel is compared with when nothing better is at hand; rig
 contract with torch's own operations: exp in f64, rounding half away in f64, matrix products whose sums are exact.
 """
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from replay.model import Kernel, Problem
@@ -15,33 +16,44 @@ if TYPE_CHECKING:
     from replay.kernels.registry import Run
 
     T = torch.Tensor
+    Gemm = Callable[..., None]
     Tensors = Mapping[str, T]
 
 EPS = 1e-10
 _DEVICES = ("cpu", "xpu", "cuda")
 
 
-def _kernel(stage: str, function: str) -> Kernel:
+def _kernel(stage: str, function: str, *, graph_safe: bool = True) -> Kernel:
     return Kernel(
-        id=f"eager:{stage}",
-        prepare=f"replay.kernels.eager:{function}",
-        devices=_DEVICES,
-        needs=("python:torch",),
-        summary="plain torch operations",
-    )
+        id=f"eager:{stage}", prepare=f"replay.kernels.eager:{function}", devices=_DEVICES, needs=("python:torch",),
+        graph_safe=graph_safe, summary="plain torch operations",
+    )  # fmt: skip
+
+
+def _gathered(stage: str, function: str) -> Kernel:
+    """Never asks the device how many rows an expert has, at the price of a copy of its weights a row."""
+    return Kernel(
+        id=f"eager:{stage}:gathered", prepare=f"replay.kernels.eager:{function}", devices=("xpu", "cuda"),
+        needs=("python:torch",), graph_safe=True,
+        summary="plain torch operations, each row against a copy of its expert's weights",
+    )  # fmt: skip
 
 
 KERNELS = (
     _kernel("moe.quantize", "prepare_quantize"),
     _kernel("moe.route", "prepare_route"),
     _kernel("moe.remap", "prepare_remap"),
-    _kernel("moe.gemm1", "prepare_gemm1"),
+    _kernel("moe.gemm1", "prepare_gemm1", graph_safe=False),
+    _gathered("moe.gemm1", "prepare_gemm1_gathered"),
     _kernel("moe.act_quant", "prepare_act_quant"),
-    _kernel("moe.gemm2", "prepare_gemm2"),
+    _kernel("moe.gemm2", "prepare_gemm2", graph_safe=False),
+    _gathered("moe.gemm2", "prepare_gemm2_gathered"),
     _kernel("moe.combine", "prepare_combine"),
     _kernel("moe.shared", "prepare_shared"),
-    _kernel("moe.middle", "prepare_middle"),
-    _kernel("moe.layer", "prepare_layer"),
+    _kernel("moe.middle", "prepare_middle", graph_safe=False),
+    _gathered("moe.middle", "prepare_middle_gathered"),
+    _kernel("moe.layer", "prepare_layer", graph_safe=False),
+    _gathered("moe.layer", "prepare_layer_gathered"),
 )
 
 
@@ -104,7 +116,10 @@ def route(topk_ids: "T", experts: int, expert_map: "T | None" = None) -> tuple["
     if expert_map is not None:
         flat = torch.where(flat >= 0, expert_map.long()[flat.clamp_min(0)], -1)
     padded = torch.where(flat >= 0, flat, experts)
-    counts = torch.bincount(padded, minlength=experts + 1)[:experts]
+    # Not bincount, which asks the device for the largest value before it goes on.
+    counts = torch.zeros(experts + 1, dtype=torch.int64, device=flat.device).scatter_add_(0, padded, torch.ones_like(padded))[
+        :experts
+    ]
     offsets = torch.zeros(experts + 1, dtype=torch.int64, device=topk_ids.device)
     torch.cumsum(counts, 0, out=offsets[1:])
     order = torch.argsort(padded, stable=True)
@@ -116,12 +131,16 @@ def route(topk_ids: "T", experts: int, expert_map: "T | None" = None) -> tuple["
 
 def remap(q: "T", scale: "T", permuted: "T", rows: "T", row_scales: "T") -> None:
     """Write the rows and scales of [T, …] to their places in [R, …]; −1 writes nowhere."""
-    flat = permuted.reshape(-1).long()
-    keep = flat >= 0
-    token = keep.nonzero().reshape(-1) // permuted.shape[1]
-    to = flat[keep]
-    rows[to] = q[token]
-    row_scales[to] = scale[token]
+    import torch
+
+    places, flat = len(rows), permuted.reshape(-1).long()
+    # Which token each place gets; what goes nowhere meets behind the last place, so that nothing asks how many those are.
+    token = torch.full((places + 1,), -1, device=flat.device)
+    token[torch.where(flat >= 0, flat, places)] = torch.arange(len(flat), device=flat.device) // permuted.shape[1]
+    token = token[:places]
+    source, given = token.clamp_min(0), token >= 0
+    rows.copy_(torch.where(given[:, None], q[source], rows))
+    row_scales.copy_(torch.where(given, scale[source], row_scales))
 
 
 def wide_scratch(w: "T") -> "T":
@@ -146,6 +165,23 @@ def grouped_gemm(
         if bias is not None:
             y = y + bias[e][None, :]
         out[part] = y.to(torch.bfloat16)
+
+
+def gathered_gemm(
+    a: "T", a_scale: "T", offsets: "T", w: "T", w_scale: "T", bias: "T | None", epilogue: str, scratch: "T", out: "T"
+) -> None:
+    """The same without a word from the device to the host: every row is multiplied with a copy of its expert's weights."""
+    import torch
+
+    rows = torch.arange(len(a), device=a.device)
+    found = torch.searchsorted(offsets, rows, right=True) - 1
+    valid, expert = found < len(w), found.clamp_max(len(w) - 1)
+    acc = torch.bmm(a[:, None].double(), w[expert].double())[:, 0].float()
+    row, col = a_scale[:, None], w_scale[expert]
+    y = acc * row * col if epilogue == "row_then_col" else acc * (row * col)
+    if bias is not None:
+        y = y + bias[expert]
+    out.copy_(torch.where(valid[:, None], y.to(torch.bfloat16), out))
 
 
 def act_quant(gate_up: "T", act: str, quant: str) -> tuple["T", "T"]:
@@ -225,35 +261,37 @@ def prepare_remap(problem: Problem, weights: "Tensors") -> "Run":
     return run
 
 
-def _prepare_gemm(problem: Problem, weights: "Tensors", rows: str, weight: str, out: str) -> "Run":
+def _prepare_gemm(problem: Problem, weights: "Tensors", rows: str, weight: str, out: str, gemm: "Gemm") -> "Run":
     epilogue, scratch = problem.mode("epilogue"), wide_scratch(weights[weight])
 
     def run(t: "Tensors") -> None:
         bias = t.get(f"{weight}_bias")
-        grouped_gemm(t[rows], t[f"{rows}_scale"], t["offsets"], t[weight], t[f"{weight}_scale"], bias, epilogue, scratch, t[out])
+        gemm(t[rows], t[f"{rows}_scale"], t["offsets"], t[weight], t[f"{weight}_scale"], bias, epilogue, scratch, t[out])
 
     return run
 
 
-def prepare_gemm1(problem: Problem, weights: "Tensors") -> "Run":
+def prepare_gemm1(problem: Problem, weights: "Tensors", gemm: "Gemm" = grouped_gemm) -> "Run":
     """moe.gemm1."""
-    return _prepare_gemm(problem, weights, "a", "w13", "gate_up")
+    return _prepare_gemm(problem, weights, "a", "w13", "gate_up", gemm)
 
 
-def prepare_gemm2(problem: Problem, weights: "Tensors") -> "Run":
+def prepare_gemm2(problem: Problem, weights: "Tensors", gemm: "Gemm" = grouped_gemm) -> "Run":
     """moe.gemm2."""
-    return _prepare_gemm(problem, weights, "h", "w2", "y")
+    return _prepare_gemm(problem, weights, "h", "w2", "y", gemm)
 
 
 def prepare_act_quant(problem: Problem, weights: "Tensors") -> "Run":
     """moe.act_quant."""
+    import torch
+
     act, quant = problem.mode("act"), problem.mode("quant")
 
     def run(t: "Tensors") -> None:
-        valid = int(t["offsets"][-1])
-        q, scale = act_quant(t["gate_up"][:valid], act, quant)
-        t["h"][:valid] = q
-        t["h_scale"][:valid] = scale
+        q, scale = act_quant(t["gate_up"], act, quant)
+        valid = torch.arange(len(q), device=q.device) < t["offsets"][-1]
+        t["h"].copy_(torch.where(valid[:, None], q, t["h"]))
+        t["h_scale"].copy_(torch.where(valid, scale, t["h_scale"]))
 
     return run
 
@@ -268,7 +306,7 @@ def prepare_combine(problem: Problem, weights: "Tensors") -> "Run":
     return run
 
 
-def prepare_middle(problem: Problem, weights: "Tensors") -> "Run":
+def prepare_middle(problem: Problem, weights: "Tensors", gemm: "Gemm" = grouped_gemm) -> "Run":
     """moe.middle."""
     import torch
 
@@ -278,18 +316,18 @@ def prepare_middle(problem: Problem, weights: "Tensors") -> "Run":
 
     def run(t: "Tensors") -> None:
         gate_up = torch.empty(t["a"].shape[0], 2 * inter, dtype=torch.bfloat16, device=t["a"].device)
-        grouped_gemm(t["a"], t["a_scale"], t["offsets"], t["w13"], t["w13_scale"], None, epilogue, scratch13, gate_up)
+        gemm(t["a"], t["a_scale"], t["offsets"], t["w13"], t["w13_scale"], None, epilogue, scratch13, gate_up)
         h, h_scale = act_quant(gate_up, act, quant)  # rows past the valid ones are garbage that no expert owns
-        grouped_gemm(h, h_scale, t["offsets"], t["w2"], t["w2_scale"], None, epilogue, scratch2, t["y"])
+        gemm(h, h_scale, t["offsets"], t["w2"], t["w2_scale"], None, epilogue, scratch2, t["y"])
 
     return run
 
 
-def prepare_layer(problem: Problem, weights: "Tensors") -> "Run":
+def prepare_layer(problem: Problem, weights: "Tensors", gemm: "Gemm" = grouped_gemm) -> "Run":
     """moe.layer."""
     import torch
 
-    middle = prepare_middle(problem, weights)
+    middle = prepare_middle(problem, weights, gemm)
     quant, mode = problem.mode("quant"), problem.mode("combine_fma")
     g = problem.geometry
     total = problem.rows * g.top_k
@@ -348,3 +386,9 @@ def prepare_shared(problem: Problem, weights: "Tensors") -> "Run":
         t["out"].copy_((t["routed"].float() + p).bfloat16())
 
     return run
+
+
+prepare_gemm1_gathered = functools.partial(prepare_gemm1, gemm=gathered_gemm)
+prepare_gemm2_gathered = functools.partial(prepare_gemm2, gemm=gathered_gemm)
+prepare_middle_gathered = functools.partial(prepare_middle, gemm=gathered_gemm)
+prepare_layer_gathered = functools.partial(prepare_layer, gemm=gathered_gemm)

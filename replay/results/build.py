@@ -13,7 +13,7 @@ from replay.timing.floors import best, floor_case, floor_impl
 from replay.timing.telemetry import Machine
 from replay.verdict import conclude, decide
 
-SCHEMA = "b70-result/2"
+SCHEMA = "b70-result/3"
 
 
 class Group(Value, frozen=True, kw_only=True):

@@ -1,19 +1,17 @@
 """Ceilings: the rates a device reaches at best, measured before and after everything that is held against them."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from time import perf_counter_ns
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from replay.devices import Device
 from replay.model import Ceilings, Interval, Value
+from replay.timing.clocks import Clock, clock_of, host_ns
 
 if TYPE_CHECKING:
     from replay.kernels.probes import Probe
-
-_clock = perf_counter_ns
 
 CEILING_PASSES = 8
 CEILING_ROUNDS, QUICK_ROUNDS = 11, 5  # eleven give an interval of 98.8 %, five their range but for the ends
@@ -31,19 +29,21 @@ class Ceiling:
     def __init__(self, device: Device, *, quick: bool) -> None:
         from replay.kernels.probes import probes
 
-        self.device, self.rounds = device, QUICK_ROUNDS if quick else CEILING_ROUNDS
+        self.clock, self.rounds = clock_of(device), QUICK_ROUNDS if quick else CEILING_ROUNDS
         self.probes = list(probes(device, CEILING_PASSES * device.llc_bytes()))
+        self.calls: dict[Probe, int] = {}
 
     def measure(self) -> Ceilings:
         """One calibration."""
-        begin = _clock()
-        while _clock() - begin < SETTLE_NS:  # a machine that was idle reads at half its rate for the first moments
-            _time_one(self.device, self.probes[0].call, 1)
+        begin = host_ns()
+        while host_ns() - begin < SETTLE_NS:  # a machine that was idle reads at half its rate for the first moments
+            _time_one(self.clock, self.probes[0], 1)
 
         def cost(probe: "Probe") -> float:
             """µs a byte, an operation, or a launch."""
             return float(np.median(times[probe])) / max(probe.amount, 1)
 
+        self.calls = self.calls or {probe: _enough(self.clock, probe) for probe in self.probes}
         # In rounds over all probes: what wanders within a second must show in an interval, not between two of them. After
         # the first rounds each term goes on with its quickest implementation alone.
         times: dict[Probe, list[float]] = {probe: [] for probe in self.probes}
@@ -55,7 +55,7 @@ class Ceiling:
                     for term in dict.fromkeys(p.term for p in self.probes)
                 ]
             for probe in chosen:
-                times[probe].append(_time_one(self.device, probe.call, probe.calls))
+                times[probe].append(_time_one(self.clock, probe, self.calls[probe]))
         rates: dict[str, Interval] = {}
         for probe in chosen:
             rates[probe.term] = _reached(probe, times[probe])
@@ -66,13 +66,24 @@ class Ceiling:
         )  # fmt: skip
 
 
-def _time_one(device: Device, call: Callable[[], object], calls: int) -> float:
+# The host's part of a call on an accelerator, at most: what is queued ahead of a probe keeps the device from waiting for it.
+PROBE_HOST_NS = 20_000
+
+
+def _time_one(clock: Clock, probe: "Probe", calls: int) -> float:
     """µs a call."""
-    begin = _clock()
-    for _ in range(calls):
-        call()
-    device.synchronize()
-    return (_clock() - begin) / calls / 1e3
+
+    def work() -> None:
+        for _ in range(calls):
+            probe.call()
+
+    return clock.span(work, PROBE_HOST_NS * calls).ns / calls / 1e3
+
+
+def _enough(clock: Clock, probe: "Probe") -> int:
+    """How many calls of a probe fill a span."""
+    single = min(clock.span(probe.call, PROBE_HOST_NS).ns for _ in range(2))
+    return max(probe.calls, -(-clock.least_ns // max(single, 1)))
 
 
 def _interval(values: Sequence[float]) -> Interval:
@@ -122,10 +133,12 @@ def calibrate(device: Device) -> Calibration:
 def _sizes(device: Device) -> Iterator[Sweep]:
     from replay.kernels.probes import memory
 
+    clock = clock_of(device)
     for mib in SWEEP_MIB:
         found: dict[str, Interval] = {}
         for probe in memory(device, mib << 20):
-            rate = _reached(probe, [_time_one(device, probe.call, probe.calls) for _ in range(CEILING_ROUNDS)])
+            calls = _enough(clock, probe)
+            rate = _reached(probe, [_time_one(clock, probe, calls) for _ in range(CEILING_ROUNDS)])
             if probe.term not in found or rate.mid > found[probe.term].mid:
                 found[probe.term] = rate
         yield Sweep(mib, found["read"], found["copy"], found["inplace"])
@@ -133,5 +146,5 @@ def _sizes(device: Device) -> Iterator[Sweep]:
 
 def clock_step_ns() -> int:
     """The least time that passes between two readings of the clock that differ."""
-    readings = [_clock() for _ in range(10_000)]
+    readings = [host_ns() for _ in range(10_000)]
     return min(b - a for a, b in pairwise(readings) if b > a)
