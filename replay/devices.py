@@ -5,6 +5,7 @@ CPU device and on ``xpu`` on the stream torch uses, so one table can hold eager 
 """
 
 import functools
+import math
 import platform
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
@@ -22,8 +23,6 @@ KINDS = ("cpu", "xpu", "cuda")
 UNKNOWN = "unknown"
 # Operands that pass the last-level cache so many times leave nothing of themselves in it.
 CACHE_PASSES = 3
-FILLER_SIZES = (512, 1024, 2048)
-LEAST_FILLER_NS = 30_000
 
 
 def parse(name: str) -> str:
@@ -69,16 +68,14 @@ class Device:
         return torch.Event(self.kind, enable_timing=True)
 
     def filler(self) -> tuple[Callable[[], object], int]:
-        """(work that keeps an accelerator busy for longer than it takes to queue, its ns). It leaves most of the cache alone."""
+        """(work that keeps an accelerator busy for longer than it takes to queue, its ns). It leaves half of the cache alone."""
         import torch
 
-        for size in FILLER_SIZES:
-            a, b = (torch.ones(size, size, dtype=torch.float64, device=self.name) for _ in range(2))
-            call = functools.partial(torch.mm, a, a, out=b)
-            ns = min(self._event_ns(call) for _ in range(5))
-            if ns >= LEAST_FILLER_NS:
-                break
-        return call, ns
+        # A product in f64: two square matrices that fill half of the cache and keep every multiplier busy.
+        size = math.isqrt(self.llc_bytes() // 32) // 64 * 64
+        a, b = (torch.ones(size, size, dtype=torch.float64, device=self.name) for _ in range(2))
+        call = functools.partial(torch.mm, a, a, out=b)
+        return call, min(self._event_ns(call) for _ in range(5))
 
     def _event_ns(self, call: Callable[[], object], calls: int = 8) -> int:
         begin, end = self.event(), self.event()

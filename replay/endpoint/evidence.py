@@ -23,7 +23,7 @@ from replay.results.build import Group, build
 from replay.results.seen import Seen
 from replay.session import journal as j
 from replay.session.folder import identity_now, kernels_now
-from replay.session.plan import filters
+from replay.session.plan import filters, hits_of
 from replay.stages import STAGES
 from replay.stages.stage import Outputs, Stage
 from replay.stages.vary import inputs_when_timed, twin_of
@@ -188,6 +188,8 @@ def _rows(seen: Seen, capture: Capture) -> Iterator[Refusal]:
             yield Refusal("evidence_differs", "the capture's rows are not the journal's", str(case.id))
         if case.problem.geometry != (manifest.geometry if manifest else geometry):
             yield Refusal("geometry_differs", f"{case.problem.geometry}: not that of the capture", str(case.id))
+    if seen.plan.hits != hits_of(capture, filters(seen.plan), seen.plan.cases):
+        yield Refusal("evidence_differs", "the capture has its shapes in other numbers than the journal says")
     modes = {pair for case in seen.plan.cases for pair in case.problem.modes}
     for name, value in sorted(modes):
         if manifest and manifest.modes.get(name, value) != value:

@@ -10,7 +10,8 @@ import numpy as np
 
 from replay.model import Case, Geometry, Interval, Value
 from replay.results.seen import Seen
-from replay.timing.estimate import mean_interval, us_per_call
+from replay.results.workload import weights_of
+from replay.timing.estimate import mean_interval, mean_times
 
 
 class Prediction(Value, frozen=True, kw_only=True):
@@ -31,15 +32,6 @@ def layers_with(stage: str, geometry: Geometry) -> int:
     return geometry.layers
 
 
-def weights_of(shapes: Sequence[int], hits: Mapping[int, int]) -> tuple[dict[int, float], str]:
-    """(rows → share, what it rests on): records of the capture that have so many token rows."""
-    counted = {rows: hits.get(rows, 0) for rows in shapes}
-    total = sum(counted.values())
-    if not total:
-        return {rows: 1 / len(shapes) for rows in shapes}, "no record of the capture has a shape of the run: all weigh the same"
-    return {rows: n / total for rows, n in counted.items()}, f"{total} records of the capture"
-
-
 def predict(seen: Seen, cases: Sequence[Case], kernel: str, hits: Mapping[int, int], calls_per_token: float) -> Prediction | None:
     """The gain, or None where fewer than two processes hold both arms. Positive is faster than the baseline."""
     stage, geometry = cases[0].problem.stage, cases[0].problem.geometry
@@ -48,8 +40,9 @@ def predict(seen: Seen, cases: Sequence[Case], kernel: str, hits: Mapping[int, i
     layers = layers_with(stage, geometry)
     gains: dict[int, float] = {}
     for rows, share in shares.items():
-        for process, saved in _saved(seen, [str(c.id) for c in cases if c.id.source.rows == rows], kernel, baseline).items():
-            gains[process] = gains.get(process, 0.0) + share * saved
+        samples = seen.samples([str(c.id) for c in cases if c.id.source.rows == rows])
+        for process, (mine, base) in mean_times(samples, kernel, baseline).items():
+            gains[process] = gains.get(process, 0.0) + share * (base - mine)
     if len(gains) < 2:
         return None
     ms = np.array(list(gains.values())) * layers * calls_per_token / 1e3
@@ -57,14 +50,3 @@ def predict(seen: Seen, cases: Sequence[Case], kernel: str, hits: Mapping[int, i
         ms_per_token=mean_interval(ms), baseline=baseline, layers=layers, calls_per_token=calls_per_token,
         weights=shares, weighted_by=weighted_by,
     )  # fmt: skip
-
-
-def _saved(seen: Seen, cases: list[str], kernel: str, baseline: str) -> dict[int, float]:
-    """process → µs saved a call, the mean over cases of the difference of medians."""
-    found = {}
-    for process, timed in seen.samples(cases).items():
-        times = [{arm: us_per_call([s for s in case if s.arm == arm]) for arm in (kernel, baseline)} for case in timed]
-        differences = [np.median(t[baseline]) - np.median(t[kernel]) for t in times if len(t[kernel]) and len(t[baseline])]
-        if differences:
-            found[process] = float(np.mean(differences))
-    return found

@@ -19,6 +19,11 @@ CALLS_BYTES = 64 << 20  # a timing of a small buffer makes as many calls as move
 HOT_BYTES = (256 << 10, 1 << 20, 4 << 20)
 
 
+def _hot_sizes(device: Device) -> tuple[int, ...]:
+    """Buffers that stay in a cache; an accelerator's small ones show the launch and nothing else."""
+    return HOT_BYTES if device.kind == "cpu" else (4 << 20, device.llc_bytes() // 8, device.llc_bytes() // 4)
+
+
 @dataclass(frozen=True)
 class Probe:
     """``call`` moves or computes ``amount`` (bytes, operations; 0 for a launch) of the kind ``term``; one timing makes
@@ -36,7 +41,7 @@ def probes(device: Device, nbytes: int) -> Iterator[Probe]:
     import torch
 
     yield from memory(device, nbytes)
-    for size in HOT_BYTES:
+    for size in _hot_sizes(device):
         hot = _buffer(device, size).view(torch.int32)
         yield Probe("hot", f"torch.amax {size >> 10} KiB", size, 50, hot.amax)
         yield Probe("hot", f"torch.copy_ {size >> 10} KiB", 2 * size, 50, _copy(_buffer(device, size), _buffer(device, size)))
@@ -47,7 +52,7 @@ def probes(device: Device, nbytes: int) -> Iterator[Probe]:
         from replay.kernels.sycl import bandwidth, peak
 
         yield from peak.probes(device)
-        yield from bandwidth.small(device, [_buffer(device, size) for size in HOT_BYTES])
+        yield from bandwidth.small(device, [_buffer(device, size) for size in _hot_sizes(device)])
 
 
 def memory(device: Device, nbytes: int) -> Iterator[Probe]:
@@ -89,7 +94,9 @@ def _peaks(device: Device) -> Iterator[Probe]:
     m, k, n = PRODUCT.get(device.kind, LARGE_PRODUCT)
     a, b = (torch.ones(shape, dtype=torch.int8, device=device.name) for shape in ((m, k), (k, n)))
     x, y = a.bfloat16(), b.bfloat16()
+    turned = torch.ones((n, k), dtype=torch.int8, device=device.name).t()
     yield Probe("int8", "torch._int_mm", 2 * m * k * n, 1, lambda: torch._int_mm(a, b))
+    yield Probe("int8", "torch._int_mm, columns", 2 * m * k * n, 1, lambda: torch._int_mm(a, turned))
     yield Probe("bf16", "torch.mm", 2 * m * k * n, 1, lambda: torch.mm(x, y))
 
 

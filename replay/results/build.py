@@ -7,6 +7,7 @@ from typing import Any
 
 from replay.model import NULL, Ceilings, Comparison, Effect, Exact, Finding, Floor, Interval, NotRun, Row, Value, Verdict
 from replay.results.seen import Seen
+from replay.results.workload import Workload, workloads
 from replay.session.journal import Plan, Record, Selftested
 from replay.timing import estimate
 from replay.timing.floors import best, floor_case, floor_impl
@@ -45,9 +46,11 @@ class Group(Value, frozen=True, kw_only=True):
 
 
 class Result(Value, frozen=True, kw_only=True):
-    """Everything a run found. ``groups`` are the table, ``rows`` every case and kernel; ``selftest`` is what the device
-    answered when it was asked, and ``unasked`` why it was not; ``machine`` what it said of itself before the first process and
-    after the last; ``dropped_blocks`` counts blocks by the cause that was declared for dropping them."""
+    """Everything a run found. ``groups`` are the table, ``workloads`` its shapes taken together, ``rows`` every case and kernel.
+
+    ``selftest`` is what the device answered when it was asked, and ``unasked`` why it was not; ``machine`` what it said of
+    itself before the first process and after the last; ``dropped_blocks`` counts blocks by the cause they were dropped for.
+    """
 
     schema: str
     identity: dict[str, Any]
@@ -68,6 +71,7 @@ class Result(Value, frozen=True, kw_only=True):
     dropped_blocks: dict[str, int]
     machine: tuple[Machine, Machine] | None
     groups: tuple[Group, ...]
+    workloads: tuple[Workload, ...]
     rows: tuple[Row, ...]
     journal_sha256: str
 
@@ -77,13 +81,14 @@ def build(records: Sequence[Record], journal_sha256: str) -> Result:
     seen = Seen(records)
     plan = seen.plan
     found = _Findings(seen)
+    groups = tuple(found.groups())
     tested = seen.selftested or Selftested((), unasked="not yet")
     return Result(
         schema=SCHEMA, identity=seen.identity, capture=plan.capture, origin=plan.origin, drawn=plan.drawn,
         device=plan.device, cache=plan.cache, processes=plan.processes, replaced=seen.replaced, quick=plan.quick,
         finished=seen.finished, selftest=tested.findings, unasked=tested.unasked or tested.died,
         ceilings=found.ceilings, drift=found.drift, disturbed=tuple(found.disturbed), dropped_blocks=seen.dropped_blocks(),
-        machine=seen.machine(), groups=tuple(found.groups()),
+        machine=seen.machine(), groups=groups, workloads=tuple(workloads(seen, groups)),
         rows=tuple(row for rows in found.claims.values() for row in rows), journal_sha256=journal_sha256,
     )  # fmt: skip
 

@@ -5,7 +5,7 @@ from itertools import groupby
 
 from tabulate import tabulate
 
-from replay.model import Ceilings, Interval
+from replay.model import Ceilings, Interval, Verdict
 from replay.results.build import Group, Result
 from replay.timing.telemetry import Machine
 
@@ -40,11 +40,16 @@ def _ratio(i: Interval) -> str:
     return f"{percent(i.mid)} [{percent(i.lo).removesuffix(' %')}, {percent(i.hi).removesuffix(' %')}]"
 
 
+def _verdict(verdict: Verdict | None, result: Result) -> str:
+    """The label, marked where it is only a look."""
+    if verdict is None:
+        return ""
+    return verdict.label + (" (QUICK)" if result.quick and verdict.label != "BASELINE" else "")
+
+
 def cells(group: Group, result: Result) -> list[str]:
     """One line of the table."""
-    verdict: str = group.verdict.label if group.verdict else ""
-    if verdict and verdict != "BASELINE" and result.quick:
-        verdict += " (QUICK)"
+    verdict = _verdict(group.verdict, result)
     values = [
         group.kernel,
         group.exact,
@@ -105,7 +110,21 @@ def text(result: Result, where: str, *, markdown: bool = False) -> str:
             out.append(tabulate(rows, heads(result), tablefmt="github" if markdown else "plain", disable_numparse=True))
         out += [f"    reproduce: {g.reproduce}" for g in shown if g.reproduce]
         out.append(("\n" if markdown else "") + floor_line(shown or lines) + "\n")
+    out += workload_lines(result, markdown=markdown)
     return "\n".join([*out, *_tail(result, where)])
+
+
+def workload_lines(result: Result, *, markdown: bool = False) -> Iterator[str]:
+    """A table for each stage that was replayed in several shapes: all of them together, weighted."""
+    for (stage, geometry, *_), members in groupby(result.workloads, key=lambda w: (w.stage, w.geometry, w.capture, w.modes)):
+        lines = list(members)
+        shares = ", ".join(f"{tokens} token{'s' * (tokens > 1)} {share:.0%}" for tokens, share in lines[0].weights.items())
+        head = f"{stage} · {geometry.replace(':', ' ', 1)} · over all shapes: {shares} ({lines[0].weighted_by})".replace(
+            "%", " %"
+        )
+        rows = [[w.kernel, _ratio(w.comparison.effect.ratio), _verdict(w.verdict, result)] for w in lines]
+        yield f"### {head}\n" if markdown else head
+        yield tabulate(rows, ["kernel", "vs base", "verdict"], tablefmt="github" if markdown else "plain") + "\n"
 
 
 def _tail(result: Result, where: str) -> list[str]:

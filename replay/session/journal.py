@@ -23,7 +23,10 @@ NAME = "run.jsonl"
 
 
 class Plan(Value, frozen=True, kw_only=True):
-    """What a run will do: everything that a resumed run needs, captured rows included."""
+    """What a run will do: everything that a resumed run needs, captured rows included.
+
+    ``hits``: token rows → records of the capture that have so many, where the run has several shapes to weigh.
+    """
 
     capture: str
     capture_path: str
@@ -46,6 +49,7 @@ class Plan(Value, frozen=True, kw_only=True):
     drawn: tuple[str, ...]
     selectors: tuple[str, ...]
     timeout_s: int
+    hits: dict[int, int]
 
     def kernels_of(self, stage: str) -> list[Kernel]:
         """The plan's kernels of one stage, in order."""
@@ -56,9 +60,13 @@ class Plan(Value, frozen=True, kw_only=True):
         return tuple(dict.fromkeys(k.file for k in self.kernels if k.file))
 
     def baseline_of(self, stage: str) -> str:
-        """The baseline of a stage: the named one where it is of that stage, else its first kernel."""
-        kernels = [k.id for k in self.kernels_of(stage)]
-        return self.baseline if self.baseline in kernels else kernels[0]
+        """The baseline of a stage: the named one where it is of that stage, else its first kernel that may run here at all."""
+        kernels = self.kernels_of(stage)
+        if self.baseline in [k.id for k in kernels]:
+            return self.baseline
+        kind = self.device.partition(":")[0]
+        able = [k for k in kernels if kind in k.devices and (self.launch == "calls" or k.graph_safe)]
+        return (able or kernels)[0].id
 
     def stages(self) -> list[str]:
         """Stages in the order they run."""

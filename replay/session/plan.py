@@ -3,7 +3,7 @@
 Nothing is written and no kernel is run here; whatever is wrong with the request is an InputError.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -12,7 +12,7 @@ import msgspec
 
 from replay import devices
 from replay.captures import Capture, Select, cases, locate, open_capture
-from replay.captures.cases import find
+from replay.captures.cases import find, shape_hits
 from replay.errors import InputError
 from replay.kernels import registry
 from replay.model import Case, CaseId, Geometry, Kernel, preset
@@ -88,8 +88,20 @@ def make_plan(asked: Asked) -> Plan:
         repeats=asked.repeats,
         blocks=asked.blocks, processes=asked.processes, margin=asked.margin,
         quick=is_quick(asked.processes, asked.blocks), seed=asked.seed, require=asked.require, timeout_s=asked.timeout,
-        drawn=tuple(drawn), selectors=_selectors(asked),
+        drawn=tuple(drawn), selectors=_selectors(asked), hits=hits_of(capture, _filters(asked), selected),
     )  # fmt: skip
+
+
+def hits_of(capture: Capture, select: Select, cases: Sequence[Case]) -> dict[int, int]:
+    """How often the capture has each shape; another reading of it, which a run of one shape is spared."""
+    if len({case.problem.rows for case in cases}) < 2:
+        return {}
+    return dict(sorted(shape_hits(capture, select, cases[0].problem.geometry).items()))
+
+
+def _filters(asked: Asked) -> Select:
+    return Select(layer_regex=asked.route_layer_regex, stage_regex=asked.route_stage_regex,
+                  min_num_tokens=asked.route_min_num_tokens, max_num_tokens=asked.route_max_num_tokens)  # fmt: skip
 
 
 def _whole(capture: str) -> str:
@@ -159,9 +171,7 @@ def _named_cases(asked: Asked, capture: Capture) -> list[Case]:
         stage = STAGES[wanted.problem.stage]
         check_modes([stage], dict(wanted.problem.modes))
         whole = problem_for(stage, wanted.problem.geometry, wanted.problem.rows, dict(wanted.problem.modes))
-        select = Select(layer_regex=asked.route_layer_regex, stage_regex=asked.route_stage_regex,
-                        min_num_tokens=asked.route_min_num_tokens, max_num_tokens=asked.route_max_num_tokens)  # fmt: skip
-        found.append(find(capture, msgspec.structs.replace(wanted, problem=whole), select))
+        found.append(find(capture, msgspec.structs.replace(wanted, problem=whole), _filters(asked)))
     return found
 
 

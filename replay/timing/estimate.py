@@ -147,6 +147,30 @@ def of_processes(medians: Values, margin: float, confidence: float = 1 - ALPHA) 
     return Effect(at(confidence), at(0.90), detectable, n, needed, p, confidence)
 
 
+def mean_times(processes: Processes, arm: str, baseline: str) -> dict[int, tuple[float, float]]:
+    """process → µs a call of (arm, baseline): the mean over the cases that hold both, of their medians."""
+    found = {}
+    for process, cases in processes.items():
+        times = [[us_per_call([s for s in case if s.arm == name]) for name in (arm, baseline)] for case in cases]
+        medians = [[float(np.median(t)) for t in both] for both in times if all(map(len, both))]
+        if medians:
+            mine, base = np.mean(medians, axis=0)
+            found[process] = float(mine), float(base)
+    return found
+
+
+def weighted_effect(
+    shapes: Mapping[int, Processes], shares: Mapping[int, float], arm: str, baseline: str, margin: float
+) -> Effect | None:
+    """The arm against the baseline over all shapes, the times of each weighted by its share; None below two processes."""
+    times = {rows: mean_times(processes, arm, baseline) for rows, processes in shapes.items()}
+    whole = sorted(set.intersection(*(set(found) for found in times.values())))
+    if len(whole) < 2:
+        return None
+    sums = [[sum(shares[rows] * found[process][i] for rows, found in times.items()) for i in (0, 1)] for process in whole]
+    return of_processes(np.log([mine / base for mine, base in sums]), margin)
+
+
 def processes_needed(mean: float, spread: float, margin: float, confidence: float = 1 - ALPHA) -> int | None:
     """The least number of processes of that spread whose interval excludes zero, or lies inside the margin."""
     counts = np.arange(MOST_PROCESSES + 1)

@@ -13,7 +13,7 @@ from replay.devices import Device
 from replay.exactness import Got
 from replay.model import NULL, Kernel, Sample, Value
 from replay.stages.vary import CHECKED
-from replay.timing.clocks import Clock, Span, clock_of, host_ns
+from replay.timing.clocks import WAITED, Clock, Span, clock_of, host_ns
 from replay.timing.dropped import THROTTLED
 from replay.timing.telemetry import Telemetry
 from replay.timing.turns import Seat
@@ -27,6 +27,7 @@ POISON = 0x7B
 WARM_WINDOW = 10
 WARM_SLOPE = 0.005
 WARM_LIMIT_NS = 150_000_000
+LEADS = 4
 
 Launch = Literal["calls", "graph"]
 
@@ -225,12 +226,28 @@ class Timer:
 
         return work
 
+    def _led(self, arm: str, single: Span) -> Span:
+        """One call behind a lead that is long enough: handing work to a busy device takes longer than to an idle one.
+
+        A call that waits for the device by itself is late behind any lead, and gets the one that it began with.
+        """
+        if single.host_ns is None:
+            return single
+        self.lead_ns[arm] = first = float(single.host_ns)
+        for _ in range(LEADS):
+            led = self._span(arm, 1)
+            if WAITED not in led.flags:
+                return led
+            self.lead_ns[arm] = float(led.host_ns or 0)
+        self.lead_ns[arm] = first
+        return single
+
     def _warm_up(self, arm: str) -> tuple[int, tuple[str, ...]]:
         """(calls a sample, flags). Goes on until the last window of spans has no slope, not for a count."""
-        singles = [self._span(arm, 1) for _ in range(3)]
-        self.lead_ns[arm] = float(min(s.host_ns or 0 for s in singles))
+        single = min((self._span(arm, 1) for _ in range(3)), key=lambda span: span.ns)
+        single = self._led(arm, single)
         # Never more calls than bindings: a second lap would find the first one's outputs where poison should be.
-        calls = int(np.clip(-(-self.place.clock.least_ns // max(min(s.ns for s in singles), 1)), 1, len(self.bindings)))
+        calls = int(np.clip(-(-self.place.clock.least_ns // max(single.ns, 1)), 1, len(self.bindings)))
         if self.options.launch == "graph":
             # The whole ring, so that a replay finds as little in the cache as calls do that go round it.
             calls, self.position = len(self.bindings), 0

@@ -3,9 +3,10 @@
 import msgspec
 import pytest
 
-from replay.endpoint.predict import layers_with, predict, weights_of
+from replay.endpoint.predict import layers_with, predict
 from replay.model import preset
 from replay.results.seen import Seen
+from replay.results.workload import weights_of
 from tests.endpoint.conftest import BASE, MINE, Run
 
 

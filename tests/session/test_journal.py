@@ -15,7 +15,7 @@ def plan() -> j.Plan:
     return j.Plan(
         capture="drawn", capture_path="drawn", capture_sha256="0" * 64, origin="generated",
         cases=(make_case("moe.route"),), kernels=(), named=(), baseline=None, device="cpu", cache="warm", launch="calls",
-        repeats=2, blocks=5, processes=1, margin=0.01, quick=True, seed=7, require=None, drawn=(), selectors=(), timeout_s=120,
+        repeats=2, blocks=5, processes=1, margin=0.01, quick=True, seed=7, require=None, drawn=(), selectors=(), timeout_s=120, hits={},
     )  # fmt: skip
 
 
