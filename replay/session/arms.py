@@ -4,7 +4,7 @@ Runs in a child process. ``Arms`` keeps what is dear between cases: tables and p
 """
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from replay.devices import CACHE_PASSES, Device
 from replay.kernels.registry import Run, resolve
 from replay.model import Case, Kernel, Prepack
 from replay.oracle.moe import ExpertRows
-from replay.session.buffers import Binding, Tables, bind, to_numpy, to_torch
+from replay.session.buffers import Binding, Tables, all_intact, bind, to_numpy, to_torch, untouched
 from replay.stages import STAGES
 from replay.stages.stage import Tensors
 
@@ -129,6 +129,14 @@ class Ring:
             return [inputs]
         active = len(self.slots) // self.sets
         return [self.relabel(inputs, self.slots[s * active : (s + 1) * active]) for s in range(self.sets)]
+
+    def untouched(self, used: Sequence[Binding]) -> int:
+        """How many of these bindings hold an output that nobody wrote to."""
+        return untouched(used)
+
+    def doubtful(self, used: Sequence[Binding]) -> Sequence[Binding]:
+        """Those of these bindings that have to be looked at one by one: on an accelerator, none while all are intact."""
+        return used if self.arms.device.kind == "cpu" or not all_intact(used) else ()
 
     def runs(self, kernel: Kernel) -> list[tuple[Run, dict[str, Any]]]:
         """One (run, tensors) per binding for a kernel."""

@@ -89,9 +89,10 @@ class Timer:
         self.arms, self.runs, self.flags = arms, runs, flags
         self.position = 0
         self.trespasses: dict[str, str] = {}
+        self.calls: dict[str, int] = {}
         self.idle: dict[str, int] = dict.fromkeys(runs, 0)
         self.lead_ns: dict[str, float] = dict.fromkeys(runs, 0.0)  # the host's part of one call
-        self.graphs: dict[str, Callable[[], object]] = {}
+        self.graphs: dict[str, list[Callable[[], object]]] = {}  # one for so many calls from 0 on, from there on, and so forth
         self.threads = place.device.threads()
         self.variation = CHECKED
 
@@ -110,7 +111,8 @@ class Timer:
         that the oracle knows, and what it wrote is kept.
         """
         order = generator(f"blocks/{case}", self.options)
-        calls, flags = self._warm_up_all(order)
+        self.calls, flags = self._warm_up_all(order)
+        calls = self.calls
         places = generator(f"kept/{case}", self.options)
         checked = {arm: int(places.integers(0, self.options.blocks)) for arm in self.runs}
         samples: list[Sample] = []
@@ -157,13 +159,15 @@ class Timer:
                     arm = self.arms[number].name
                     calls[arm], flags[arm] = self._warm_up(arm)
                     self._inspect(arm, self.bindings)
+        if self.graphs:
+            return calls, flags  # each was captured with its own number
         # Two copies of one kernel are sampled alike, whatever their warm-up made of it.
         return calls | {arm: calls.get(arm.removesuffix(NULL), calls[arm]) for arm in calls if arm.endswith(NULL)}, flags
 
     def _reset(self, calls: int, kept: int | None) -> list["Binding"]:
         """Vary, restore and poison the bindings that the next span will use, and return them; ``kept`` is the place of the
         one whose output will be compared."""
-        used = [self.bindings[(self.position + i) % len(self.bindings)] for i in range(calls)]
+        used = [self.bindings[i] for i in self._places(calls)]
         for place, binding in enumerate(used):
             self.variation += 1
             binding.vary(CHECKED if place == kept else self.variation)
@@ -176,7 +180,7 @@ class Timer:
 
     def _inspect(self, arm: str, used: list["Binding"]) -> None:
         """Charge the arm that ran last with what it wrote outside its outputs, and put the inputs right."""
-        for binding in used:
+        for binding in self.ring.doubtful(used) if self.ring else ():
             if found := binding.trespasses():
                 self._charge(arm, "; ".join(found))
                 binding.mend()
@@ -195,7 +199,7 @@ class Timer:
         for number, arm in enumerate(self.arms):
             with self._turn(number) as mine:
                 if mine:
-                    used = self._reset(len(self.bindings) if arm.name in self.graphs else 1, 0)
+                    used = self._reset(self.calls[arm.name] if arm.name in self.graphs else 1, 0)
                     self._span(arm.name, len(used))
                     found[arm.name] = Got(used[0].outputs(), POISON)
                     self._inspect(arm.name, used)
@@ -207,18 +211,29 @@ class Timer:
         Of the bindings that were ``poisoned`` for it, those whose outputs nobody had touched when the clock stopped are
         counted here, before anything else can run.
         """
-        if arm in self.graphs:
-            span = self.place.clock.span(self.graphs[arm], round(self.lead_ns[arm] * calls))
-        else:
-            span = self.place.clock.span(self._calls(arm, calls), round(self.lead_ns[arm] * calls))
-        self.idle[arm] += sum(binding.untouched() for binding in poisoned)
+        span = self.place.clock.span(self._next(arm, calls), round(self.lead_ns[arm] * calls))
+        self.idle[arm] += self.ring.untouched(poisoned) if self.ring else 0
         return span
 
-    def _calls(self, arm: str, calls: int) -> Callable[[], None]:
-        """So many calls of an arm from the position of the ring on, which moves past them."""
-        runs, position, n = self.runs[arm], self.position, len(self.bindings)
-        todo = [runs[(position + i) % n] for i in range(calls)]
-        self.position = (position + calls) % n
+    def _places(self, calls: int) -> list[int]:
+        """The bindings that the next span uses: from the position of the ring on, for graphs from where the next one begins."""
+        n, position = len(self.bindings), self.position
+        if self.options.launch == "graph":
+            position = -(-position // calls) * calls
+            position = position if position + calls <= n else 0
+        return [(position + i) % n for i in range(calls)]
+
+    def _next(self, arm: str, calls: int) -> Callable[[], object]:
+        """The work of the next span; the position of the ring moves past it."""
+        places = self._places(calls)
+        self.position = (places[-1] + 1) % len(self.bindings)
+        if arm in self.graphs:
+            return self.graphs[arm][places[0] // calls]
+        return self._calls(arm, places)
+
+    def _calls(self, arm: str, places: Sequence[int]) -> Callable[[], None]:
+        """One call of an arm on each of these bindings."""
+        todo = [self.runs[arm][i] for i in places]
 
         def work() -> None:
             for run, tensors in todo:
@@ -249,9 +264,9 @@ class Timer:
         # Never more calls than bindings: a second lap would find the first one's outputs where poison should be.
         calls = int(np.clip(-(-self.place.clock.least_ns // max(single.ns, 1)), 1, len(self.bindings)))
         if self.options.launch == "graph":
-            # The whole ring, so that a replay finds as little in the cache as calls do that go round it.
-            calls, self.position = len(self.bindings), 0
-            self.graphs[arm] = self.device.graph(self._calls(arm, calls))
+            # Graph after graph round the ring, so that a replay finds as little in the cache as calls do.
+            begins = range(0, len(self.bindings) - calls + 1, calls)
+            self.graphs[arm] = [self.device.graph(self._calls(arm, range(b, b + calls))) for b in begins]
             self.lead_ns[arm] = (self._span(arm, calls).host_ns or 0) / calls
         window: list[float] = []
         begin = host_ns()

@@ -6,7 +6,7 @@ import torch
 
 from replay.devices import Device
 from replay.model import Spec
-from replay.session.buffers import POISON_BYTES, Guarded, Tables, bind, checksum, to_torch
+from replay.session.buffers import POISON_BYTES, Binding, Guarded, Tables, all_intact, bind, checksum, to_torch, untouched
 
 CPU = Device("cpu")
 
@@ -51,6 +51,35 @@ def test_a_binding_notices_what_was_written() -> None:
     binding.tensors["x"][2] = 9
     binding.buffers["y"].bytes[binding.buffers["y"].end] = 0
     assert binding.trespasses() == ["wrote outside y", "changed its input x"]
+
+
+def test_many_bindings_are_asked_at_once() -> None:
+    """One changed input or guard among eight bindings shows; outputs that nobody wrote to are counted."""
+    specs = (
+        Spec("x", "in", (4,), "bf16"),
+        Spec("n", "in", (3,), "i32"),
+        Spec("y", "out", (2, 4), "f32"),
+        Spec("z", "out", (0,), "i8"),
+    )
+    given = {"x": np.arange(4, dtype=np.uint16), "n": np.arange(3, dtype=np.int32)}
+
+    def ring() -> list[Binding]:
+        return [bind(specs, given, {}, CPU) for _ in range(8)]
+
+    bindings = ring()
+    assert all_intact(bindings)
+    assert untouched(bindings) == 8
+    bindings[3].tensors["y"][0] = 1
+    assert untouched(bindings) == 7
+    bindings[3].tensors["y"].view(torch.uint8)[0, 0] = POISON_BYTES[0]  # a first byte that looks like poison
+    assert untouched(bindings) == 7
+    for name, place in (("x", 3), ("n", 0)):
+        bindings = ring()
+        bindings[5].tensors[name][place] = 77
+        assert not all_intact(bindings)
+    bindings = ring()
+    bindings[7].buffers["z"].bytes[0] = 0
+    assert not all_intact(bindings)
 
 
 def test_bindings_have_addresses_of_their_own() -> None:
