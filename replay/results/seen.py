@@ -24,7 +24,7 @@ from replay.session.journal import (
     Timed,
 )
 from replay.timing import estimate
-from replay.timing.clocks import DISAGREES
+from replay.timing.clocks import DISAGREES, WAITED
 from replay.timing.dropped import THROTTLED, causes, too_many
 from replay.timing.telemetry import Machine
 from replay.timing.watch import busy, clocks_agree
@@ -128,12 +128,12 @@ class Seen:
     def flags(self, cases: Sequence[str], kernel: str) -> list[str]:
         """What the samples of one kernel carry, each once, in order, and whether too many blocks were lost.
 
-        One clock that parts from the other in a single span was interrupted; in every fifth span, it is another time.
+        Clocks that part, or a host that is late, in a single span were interrupted; in every fifth span they say something.
         """
         samples = [s for timed in self.samples(cases).values() for case in timed for s in case]
         mine = [s for s in samples if s.arm.removesuffix(NULL) == kernel]
         counted = Counter(flag for s in mine for flag in s.flags if flag != THROTTLED)
-        told = [f for f, n in counted.items() if f != DISAGREES or too_many(n, len(mine))]
+        told = [f for f, n in counted.items() if f not in (DISAGREES, WAITED) or too_many(n, len(mine))]
         return sorted(told) + (["blocks_dropped"] if any(map(self.spoilt, cases)) else [])
 
     def disturbed(self) -> list[str]:
