@@ -14,7 +14,7 @@ from replay.devices import CACHE_PASSES, Device
 from replay.kernels.registry import Run, resolve
 from replay.model import Case, Kernel, Prepack
 from replay.oracle.moe import ExpertRows
-from replay.session.buffers import Binding, Tables, all_intact, bind, to_numpy, to_torch, untouched
+from replay.session.buffers import Binding, Tables, ahead, all_intact, bind, first_bytes, to_numpy, to_torch, untouched
 from replay.stages import STAGES
 from replay.stages.stage import Tensors
 
@@ -130,9 +130,8 @@ class Ring:
         active = len(self.slots) // self.sets
         return [self.relabel(inputs, self.slots[s * active : (s + 1) * active]) for s in range(self.sets)]
 
-    def untouched(self, used: Sequence[Binding]) -> int:
-        """How many of these bindings hold an output that nobody wrote to."""
-        return untouched(used)
+    # What a span looks at when its clock starts and when it stops, and what that says.
+    look, ahead, untouched = staticmethod(first_bytes), staticmethod(ahead), staticmethod(untouched)
 
     def doubtful(self, used: Sequence[Binding]) -> Sequence[Binding]:
         """Those of these bindings that have to be looked at one by one: on an accelerator, none while all are intact."""

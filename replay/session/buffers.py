@@ -203,16 +203,32 @@ class Binding:
         return found
 
 
-def untouched(bindings: Sequence[Binding]) -> int:
-    """How many bindings hold an output that nobody wrote to, in one question to the device: a first byte tells nearly always."""
+def first_bytes(bindings: Sequence[Binding]) -> "torch.Tensor":
+    """The first byte of every output of some bindings, as it is when the device comes to this."""
     import torch
 
-    firsts = [(binding, b.bytes[b.begin : b.begin + 1]) for binding in bindings for b in binding.written_to()]
-    if not firsts:
-        return 0
-    held = torch.cat([byte for _, byte in firsts]).tolist()
-    doubtful = {id(binding): binding for (binding, _), byte in zip(firsts, held, strict=True) if byte == binding.poison}
-    return sum(binding.untouched() for binding in doubtful.values())
+    firsts = [b.bytes[b.begin : b.begin + 1] for binding in bindings for b in binding.written_to()]
+    return torch.cat(firsts) if firsts else torch.empty(0, dtype=torch.uint8)
+
+
+def ahead(bindings: Sequence[Binding], early: "torch.Tensor") -> int:
+    """How many poisoned bindings had an output that was written to when the clock started; ``early``: their first bytes then."""
+    poison = [binding.poison for binding in bindings for _ in binding.written_to()]
+    return sum(byte != held for byte, held in zip(early.tolist(), poison, strict=True))
+
+
+def untouched(bindings: Sequence[Binding], late: "torch.Tensor") -> int:
+    """How many poisoned bindings had an output that was not written to when the clock stopped; ``late``: their first bytes then.
+
+    An output may begin with the poison's byte; then it still does, and its first row holds something else besides.
+    """
+    found = 0
+    then, now = iter(late.tolist()), iter(first_bytes(bindings).tolist())
+    for binding in bindings:
+        bytes_ = [(next(then), next(now)) for _ in binding.written_to()]
+        waiting = [(was, still) for was, still in bytes_ if was == binding.poison]
+        found += any(was != still for was, still in waiting) or (bool(waiting) and binding.untouched())
+    return found
 
 
 def all_intact(bindings: Sequence[Binding]) -> bool:

@@ -5,6 +5,7 @@ import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -13,7 +14,7 @@ from replay.devices import Device
 from replay.exactness import Got
 from replay.model import NULL, Kernel, Sample, Value
 from replay.stages.vary import CHECKED
-from replay.timing.clocks import WAITED, Clock, Span, clock_of, host_ns
+from replay.timing.clocks import TRACED, WAITED, Clock, Span, clock_of, host_ns
 from replay.timing.dropped import THROTTLED
 from replay.timing.telemetry import Telemetry
 from replay.timing.turns import Seat
@@ -209,10 +210,17 @@ class Timer:
         """The time of ``calls`` calls on consecutive bindings, the wait for the device included.
 
         Of the bindings that were ``poisoned`` for it, those whose outputs nobody had touched when the clock stopped are
-        counted here, before anything else can run.
+        counted, and those that were written to before it started are charged.
         """
-        span = self.place.clock.span(self._next(arm, calls), round(self.lead_ns[arm] * calls))
-        self.idle[arm] += self.ring.untouched(poisoned) if self.ring else 0
+        lead_ns = round(self.lead_ns[arm] * calls)
+        if not poisoned or self.ring is None:
+            return self.place.clock.span(self._next(arm, calls), lead_ns)
+        span = self.place.clock.span(self._next(arm, calls), lead_ns, partial(self.ring.look, poisoned))
+        if TRACED in span.flags:
+            self._charge(arm, "traced the function that timed it")
+        self.idle[arm] += self.ring.untouched(poisoned, span.late)
+        if ahead := self.ring.ahead(poisoned, span.early):
+            self._charge(arm, f"had written its outputs in {ahead} calls before the clock started")
         return span
 
     def _places(self, calls: int) -> list[int]:

@@ -216,19 +216,20 @@ def peeks_at_the_harness(problem: Problem, weights: Any) -> Run:
     return run
 
 
-def after_the_clock(problem: Problem, weights: Any) -> Run:
-    """Does its work when the function that timed it returns."""
-    right = prepare_route(problem, weights)
+def _traced(prepared: Run, due: Callable[[str], bool]) -> Run:
+    """Leaves its work until the function that times it comes to an event that is due."""
 
     def run(t: Mapping[str, Any]) -> None:
-        frame = sys._getframe(1)
-        if frame.f_code.co_name != "_span":
-            right(t)
+        frame: Any = sys._getframe(1)
+        while frame is not None and frame.f_code.co_name != "span":
+            frame = frame.f_back
+        if frame is None:
+            prepared(t)
             return
-        _later.append((right, t))
+        _later.append((prepared, t))
 
         def trace(_frame: Any, event: str, _arg: Any) -> Any:
-            if event == "return":
+            if due(event):
                 sys.settrace(None)
                 for work, tensors in _later:
                     work(tensors)
@@ -239,6 +240,22 @@ def after_the_clock(problem: Problem, weights: Any) -> Run:
         sys.settrace(lambda *_: None)
 
     return run
+
+
+def after_the_clock(problem: Problem, weights: Any) -> Run:
+    """Does its work when the function that timed it returns."""
+    return _traced(prepare_route(problem, weights), lambda event: event == "return")
+
+
+def at_the_next_line(problem: Problem, weights: Any) -> Run:
+    """Does its work at the line behind the one that stops the clock."""
+    lines: list[str] = []
+
+    def due(event: str) -> bool:
+        lines.append(event)
+        return len(lines) % 3 == 0
+
+    return _traced(prepare_route(problem, weights), due)
 
 
 _later: list[Any] = []
@@ -271,7 +288,7 @@ def patches_the_clock(problem: Problem, weights: Any) -> Run:
 ROUTE = (
     "by_pointer", "by_shape", "by_fingerprint", "by_some_bytes", "by_fingerprint_across_prepares", "left_from_before",
     "if_not_there", "later", "once_more", "nothing", "remembers_when_strided", "peeks_at_the_harness",
-    "after_the_clock", "slows_the_others", "patches_the_clock",
+    "after_the_clock", "at_the_next_line", "slows_the_others", "patches_the_clock",
 )  # fmt: skip
 COMBINE = ("all_nan", "another_tensor", "wider", "mutates", "skips_padding", "from_the_collector")
 KERNELS = [

@@ -1,7 +1,7 @@
-"""A cheat for a machine with an accelerator: its work is done on a stream that no event of ours is on.
+"""Cheats for a machine with an accelerator: their work is done on a stream that no event of ours is on.
 
 ``b70-replay run --capture qwen36-generated --stage moe.combine --device cuda --load tests/adversarial/side_stream.py --quick …``
-must make its line INVALID (clock_disagrees); bench/results/h200/side-stream.txt holds such a run.
+must make both FAIL; bench/results/h200/side-stream.txt holds such a run.
 """
 
 import torch
@@ -10,8 +10,8 @@ from replay.kernels import eager
 from replay.model import Kernel
 
 
-def prepare(problem, weights):
-    """moe.combine, elsewhere."""
+def ahead(problem, weights):
+    """Does its work while the lead runs: it is done before the clock starts."""
     combine = eager.prepare_combine(problem, weights)
     aside = torch.Stream()
 
@@ -22,4 +22,17 @@ def prepare(problem, weights):
     return run
 
 
-KERNELS = [Kernel(id="cheat:moe.combine:side_stream", prepare=":prepare", devices=("xpu", "cuda"))]
+def behind(problem, weights):
+    """Waits for what was queued before it, and nobody waits for it: it is done after the clock has stopped."""
+    combine = eager.prepare_combine(problem, weights)
+    aside = torch.Stream()
+
+    def run(t):
+        aside.wait_stream(torch.accelerator.current_stream())
+        with aside:
+            combine(t)
+
+    return run
+
+
+KERNELS = [Kernel(id=f"cheat:moe.combine:{name}", prepare=f":{name}", devices=("xpu", "cuda")) for name in ("ahead", "behind")]

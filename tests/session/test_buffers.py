@@ -6,7 +6,19 @@ import torch
 
 from replay.devices import Device
 from replay.model import Spec
-from replay.session.buffers import POISON_BYTES, Binding, Guarded, Tables, all_intact, bind, checksum, to_torch, untouched
+from replay.session.buffers import (
+    POISON_BYTES,
+    Binding,
+    Guarded,
+    Tables,
+    ahead,
+    all_intact,
+    bind,
+    checksum,
+    first_bytes,
+    to_torch,
+    untouched,
+)
 
 CPU = Device("cpu")
 
@@ -68,11 +80,15 @@ def test_many_bindings_are_asked_at_once() -> None:
 
     bindings = ring()
     assert all_intact(bindings)
-    assert untouched(bindings) == 8
+    early = first_bytes(bindings)
+    assert untouched(bindings, early) == 8
     bindings[3].tensors["y"][0] = 1
-    assert untouched(bindings) == 7
+    late = first_bytes(bindings)
+    assert (ahead(bindings, early), ahead(bindings, late)) == (0, 1)
+    assert untouched(bindings, late) == 7
+    assert untouched(bindings, early) == 8  # written after the clock had stopped
     bindings[3].tensors["y"].view(torch.uint8)[0, 0] = POISON_BYTES[0]  # a first byte that looks like poison
-    assert untouched(bindings) == 7
+    assert untouched(bindings, first_bytes(bindings)) == 7
     for name, place in (("x", 3), ("n", 0)):
         bindings = ring()
         bindings[5].tensors[name][place] = 77

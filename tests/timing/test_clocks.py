@@ -106,6 +106,21 @@ def test_work_left_on_a_side_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     assert DISAGREES in clock.span(lambda: [stream.queue_elsewhere(50 * US) for _ in range(100)], lead_ns=100 * US).flags
 
 
+def test_what_is_done_elsewhere_is_looked_for_at_both_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Looks are queued where the span begins and where it ends: behind the lead, and behind the work."""
+    stream, clock = stream_clock(monkeypatch)
+    looks = []
+
+    def look() -> int:
+        stream.queue(0, 0)
+        looks.append(stream.free)
+        return stream.free
+
+    span = clock.span(calls(stream, 50 * US, US), lead_ns=1_000 * US, look=look)
+    assert [span.early, span.late] == looks
+    assert span.late - span.early == span.ns
+
+
 def test_a_host_clock_times_what_is_done_when_the_call_returns(monkeypatch: pytest.MonkeyPatch) -> None:
     """No lead, no other time."""
     stream = Stream()
