@@ -1,7 +1,7 @@
 """Cheats for a machine with an accelerator: their work is done on a stream that no event of ours is on.
 
 ``b70-replay run --capture qwen36-generated --stage moe.combine --device cuda --load tests/adversarial/side_stream.py --quick …``
-must make both FAIL; bench/results/h200/side-stream.txt holds such a run.
+must make the first FAIL, and the second no faster than it is; bench/results/h200/side-stream.txt holds such a run.
 """
 
 import torch
@@ -23,7 +23,7 @@ def ahead(problem, weights):
 
 
 def behind(problem, weights):
-    """Waits for what was queued before it, and nobody waits for it: it is done after the clock has stopped."""
+    """Waits for what was queued before it, and nobody waits for it: what is done after the clock has stopped is a FAIL."""
     combine = eager.prepare_combine(problem, weights)
     aside = torch.Stream()
 
