@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 POISON = 0x7B
 WARM_WINDOW = 10
 WARM_SLOPE = 0.005
-WARM_LIMIT_NS = 150_000_000
+WARM_LIMIT_NS, QUICK_WARM_NS = 150_000_000, 60_000_000
 LEADS = 4
 
 Launch = Literal["calls", "graph"]
@@ -277,7 +277,7 @@ class Timer:
             self.graphs[arm] = [self.device.graph(self._calls(arm, range(b, b + calls))) for b in begins]
             self.lead_ns[arm] = (self._span(arm, calls).host_ns or 0) / calls
         window: list[float] = []
-        begin = host_ns()
+        begin, limit = host_ns(), QUICK_WARM_NS if self.options.quick else WARM_LIMIT_NS
         while True:
             window.append(self._span(arm, calls).ns / calls)
             if len(window) >= WARM_WINDOW:
@@ -285,5 +285,5 @@ class Timer:
                 slope = np.polyfit(np.arange(WARM_WINDOW), recent, 1)[0] * WARM_WINDOW / np.median(recent)
                 if abs(slope) < WARM_SLOPE:
                     return calls, ()
-                if host_ns() - begin > WARM_LIMIT_NS:
+                if host_ns() - begin > limit:
                     return calls, ("not_stationary",)
