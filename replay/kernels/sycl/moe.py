@@ -363,17 +363,20 @@ def _prepare(step: Callable[[Steps], None]) -> Callable[[Problem, "Weights"], "R
         steps = Steps(problem, device_kind(weights))
         step(steps)
         run = steps.program.run
-        return run if problem.layout == "contiguous" else lambda tensors: run(_gathered(tensors))
+        return run if problem.layout == "contiguous" else lambda tensors: run(_gathered(tensors, weights))
 
     return prepare
 
 
-def _gathered(tensors: "Mapping[str, torch.Tensor]") -> "dict[str, torch.Tensor]":
-    """Contiguous, aligned copies of the inputs that are not: device code reads rows without a stride, in vectors."""
+def _gathered(tensors: "Mapping[str, torch.Tensor]", weights: "Weights") -> "dict[str, torch.Tensor]":
+    """Contiguous, aligned copies of the inputs that are not: device code reads rows without a stride, in vectors. Weights are
+    contiguous in every layout."""
     import torch
 
     return {
-        n: t if t.is_contiguous() and t.data_ptr() % _ALIGN == 0 else t.clone(memory_format=torch.contiguous_format)
+        n: t
+        if n in weights or (t.is_contiguous() and t.data_ptr() % _ALIGN == 0)
+        else t.clone(memory_format=torch.contiguous_format)
         for n, t in tensors.items()
     }
 
