@@ -31,6 +31,10 @@ def command(first: Path, second: Path, fields: tuple[str, ...]) -> int:
         raise EnvironmentRefused(
             f"{second}: compare: expected the identity of {first}, or `--across FIELD` for what differs, got {'; '.join(unnamed)}"
         )
-    unfinished = [f"{folder} is unfinished" for folder, r in zip((first, second), results, strict=True) if not r.finished]
-    click.echo(compare.text(compare.lines(*results), [*differing, *unfinished]))
+    click.echo(compare.text(compare.lines(*results), [*differing, *compare.settings(*results)]))
+    for folder, result in zip((first, second), results, strict=True):
+        if result.quick:
+            click.echo(f"{folder} is QUICK: a look.")
+        if not result.finished:
+            click.echo(f"{folder} is unfinished.")
     return 0

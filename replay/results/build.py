@@ -3,7 +3,7 @@
 import functools
 import shlex
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from replay.model import NULL, Ceilings, Comparison, Effect, Exact, Finding, Floor, Interval, NotRun, Row, Value, Verdict
 from replay.results.seen import Seen
@@ -59,6 +59,7 @@ class Result(Value, frozen=True, kw_only=True):
     drawn: tuple[str, ...]
     device: str
     cache: str
+    launch: Literal["calls", "graph"]
     processes: int
     replaced: tuple[int, ...]
     quick: bool
@@ -85,8 +86,8 @@ def build(records: Sequence[Record], journal_sha256: str) -> Result:
     tested = seen.selftested or Selftested((), unasked="not yet")
     return Result(
         schema=SCHEMA, identity=seen.identity, capture=plan.capture, origin=plan.origin, drawn=plan.drawn,
-        device=plan.device, cache=plan.cache, processes=plan.processes, replaced=seen.replaced, quick=plan.quick,
-        finished=seen.finished, selftest=tested.findings, unasked=tested.unasked or tested.died,
+        device=plan.device, cache=plan.cache, launch=plan.launch, processes=plan.processes, replaced=seen.replaced,
+        quick=plan.quick, finished=seen.finished, selftest=tested.findings, unasked=tested.unasked or tested.died,
         ceilings=found.ceilings, drift=found.drift, disturbed=tuple(found.disturbed), dropped_blocks=seen.dropped_blocks(),
         machine=seen.machine(), groups=groups, workloads=tuple(workloads(seen, groups)),
         rows=tuple(row for rows in found.claims.values() for row in rows), journal_sha256=journal_sha256,

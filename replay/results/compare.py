@@ -41,8 +41,15 @@ def lines(before: Result, after: Result) -> list[Line]:
     return [Line(_what(group), a.get(key), b.get(key)) for key, group in {**a, **b}.items()]
 
 
+def settings(before: Result, after: Result) -> list[str]:
+    """What the runs were asked for otherwise."""
+    names = ("device", "cache", "launch", "processes")
+    pairs = [(name, getattr(before, name), getattr(after, name)) for name in names]
+    return [f"{name}: {a} → {b}" for name, a, b in pairs if a != b]
+
+
 def text(found: Sequence[Line], differing: Sequence[str]) -> str:
-    """The table, and under it what the runs' identities differ in."""
+    """The table, and under it what the runs differ in."""
 
     def time(group: Group | None) -> str:
         us: Interval | None = group.us if group else None

@@ -82,7 +82,12 @@ def title(first: Group, lines: Sequence[Group], result: Result) -> str:
     parts = [first.stage, first.geometry.replace(":", " ", 1), f"{first.capture} {first.layers}", tokens, cases]
     if first.modes:
         parts.append(first.modes)
-    parts += [result.cache, f"baseline {base}" if base else "no baseline", f"device {result.device}"]
+    parts += [
+        result.cache,
+        *(["graphs replayed"] if result.launch == "graph" else []),
+        f"baseline {base}" if base else "no baseline",
+        f"device {result.device}",
+    ]
     return " · ".join(parts)
 
 
