@@ -2,7 +2,7 @@
 
 import functools
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal
 
 from replay.model import NULL, Ceilings, Comparison, Effect, Exact, Finding, Floor, Interval, NotRun, Row, Value, Verdict
@@ -102,6 +102,7 @@ class _Findings:
 
     def __init__(self, seen: Seen) -> None:
         self.seen, self.plan = seen, seen.plan
+        self._unadjusted: Callable[..., Effect | None] = functools.cache(self._effect_of)
         self.ceilings = best([c.ceilings for c in seen.calibrated]) if seen.calibrated else None
         self.drift = () if seen.replaced else tuple(dict.fromkeys(name for names in seen.drift.values() for name in names))
         self.disturbed = seen.disturbed()
@@ -129,8 +130,7 @@ class _Findings:
         found = [e for shape in shapes if (e := self._unadjusted(arm, shape))]
         return self._unadjusted(arm, tuple(cases), estimate.adjusted_confidence([e.p for e in found]))
 
-    @functools.cache  # noqa: B019  # the cache lives as long as the document is built
-    def _unadjusted(self, arm: str, cases: tuple[str, ...], confidence: float = 1 - estimate.ALPHA) -> Effect | None:
+    def _effect_of(self, arm: str, cases: tuple[str, ...], confidence: float = 1 - estimate.ALPHA) -> Effect | None:
         baseline = self.plan.baseline_of(cases[0].partition("@")[0])
         return estimate.effect(self.seen.samples(cases), arm, baseline, self.plan.margin, confidence)
 

@@ -2,7 +2,7 @@
 
 import functools
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -49,6 +49,7 @@ class Seen:
         self.calibrated: list[Calibrated] = []
         self.loaded: list[Loaded] = []
         self.finished = False
+        self._kept: Callable[[str], dict[int, tuple[Sample, ...]]] = functools.cache(self._kept_of)
         for record in records[1:]:
             self._see(record)
         moved = j.moved(self.calibrated, self.plan.margin)
@@ -104,8 +105,7 @@ class Seen:
         """process → all samples of a case, processes that were replaced left out."""
         return {p: timed.samples for p, timed in self.timed.get(case, {}).items() if p not in self.replaced}
 
-    @functools.cache  # noqa: B019  # as long as what was seen
-    def _kept(self, case: str) -> dict[int, tuple[Sample, ...]]:
+    def _kept_of(self, case: str) -> dict[int, tuple[Sample, ...]]:
         taken, gone = self._taken(case), self._causes(case)
         if self.spoilt(case):
             return taken  # told with their times, as INVALID

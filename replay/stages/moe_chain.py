@@ -1,6 +1,7 @@
 """The values a right MoE layer would hold on a case: the oracle's intermediate results, each computed when asked for."""
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,8 @@ class Chain:
         )
         self.rows_per_expert, self.offsets, self.permuted = oracle.route(self.topk_ids, geometry.experts)
         self.active = np.flatnonzero(self.rows_per_expert)
+        # One weight tensor by name: the rows of the active experts. Kept as long as this chain is.
+        self.weight: Callable[[str], ExpertRows] = functools.cache(self._weight)
 
     @functools.cached_property
     def x(self) -> Any:
@@ -67,9 +70,7 @@ class Chain:
         w2, scale = self.weight("w2"), self.weight("w2_scale")
         return oracle.grouped_gemm(h, h_scale, self.offsets, w2, scale, self.modes["epilogue"])
 
-    @functools.cache  # noqa: B019  # the cache lives as long as the chain, of which a handful exist
-    def weight(self, name: str) -> ExpertRows:
-        """One weight tensor: the rows of the active experts."""
+    def _weight(self, name: str) -> ExpertRows:
         depth, width = (self.g.hidden, 2 * self.g.inter) if "13" in name else (self.g.inter, self.g.hidden)
         total, experts = (1, np.zeros(1, np.int64)) if name.startswith("shared_") else (self.g.experts, self.active)
         if name.endswith(("w13", "w2")):
