@@ -107,7 +107,7 @@ def drift(seen: Seen) -> str:
     for axes, process in zip(all_axes, processes, strict=True):
         at, over = [], []
         begin = 0.0
-        for timed in (found[process] for found in seen.timed.values() if process in found):
+        for timed in (t for t in seen.in_order if t.process == process):
             for samples in by_arm(timed.samples).values():
                 times = us_per_call(samples)
                 at += [begin + s.at_ns / 1e9 for s in samples]

@@ -44,6 +44,7 @@ class Seen:
         self.attended: list[Attended] = []
         self.judged: dict[tuple[str, str], Judged] = {}
         self.timed: dict[str, dict[int, Timed]] = {}
+        self.in_order: list[Timed] = []
         self.wrong: dict[tuple[str, str], str] = {}
         self.dropped: dict[tuple[str, str], NotRun] = {}
         self.calibrated: list[Calibrated] = []
@@ -71,6 +72,7 @@ class Seen:
             self.judged[record.case, record.kernel] = record
         elif isinstance(record, Timed):
             self.timed.setdefault(record.case, {})[record.process] = record
+            self.in_order.append(record)
             self.wrong.update({(record.case, kernel): what for kernel, what in record.wrong.items()})
         elif isinstance(record, Dropped):
             self.dropped[record.case, record.kernel] = NotRun(record.status, record.detail)

@@ -28,7 +28,7 @@ from replay.stages import STAGES
 from replay.stages.stage import Outputs, Tensors
 from replay.stages.vary import inputs_when_timed, twin_of
 from replay.timing.floors import most_processes
-from replay.timing.spans import Arm, Options
+from replay.timing.spans import Arm, Options, generator
 
 # A timed case, in which all kernels take turns between the ceilings, may be silent for longer than a judged one.
 TIMED_S, TIMED_LONGER = 300.0, 2.5
@@ -267,18 +267,20 @@ class Session:
         return tuple(self.seating.arm(*named) for named in (*((k.id, k) for k in green), *null))
 
     def _jobs(self, process: int) -> list[Job]:
-        return [
-            (c, arms) for c in self.plan.cases
-            if (process, str(c.id)) not in self.state.timed and (arms := self.arms(c))
-        ]  # fmt: skip
+        """What is left to time in a process, in an order of its own: what drifts slowly meets every case alike."""
+        order = generator("cases", self._options(process)).permutation(len(self.plan.cases))
+        cases = [self.plan.cases[number] for number in order]
+        return [(c, arms) for c in cases if (process, str(c.id)) not in self.state.timed and (arms := self.arms(c))]
+
+    def _options(self, process: int) -> Options:
+        plan = self.plan
+        return Options(plan.blocks, plan.cache, plan.launch, plan.seed, process, plan.quick)
 
     def _time(self, process: int) -> None:
         # Ceilings belong before and after: a run that was killed in between measures them once more.
         while (jobs := self._jobs(process)) or self._unfinished(process):
-            plan = self.plan
-            options = Options(plan.blocks, plan.cache, plan.launch, plan.seed, process, plan.quick)
-            silence = max(TIMED_S, TIMED_LONGER * plan.timeout_s)
-            self._hear_time(Crew(self.seating, jobs, plan.device, options, silence), process, jobs)
+            silence = max(TIMED_S, TIMED_LONGER * self.plan.timeout_s)
+            self._hear_time(Crew(self.seating, jobs, self.plan.device, self._options(process), silence), process, jobs)
 
     def _unfinished(self, process: int) -> bool:
         last = next((c for c in reversed(self.state.calibrated) if c.process == process), None)
