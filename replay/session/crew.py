@@ -74,6 +74,9 @@ class Crew:
                 done.append(message)
                 if len(done) == len(self.workers):
                     yield Done(tuple(sorted({file for d in done for file in d.files})))
+            elif isinstance(message, Died):
+                # A process that waits for its turn may have begun the next case already.
+                yield replace(message, index=int(self.turns.case.value))
             else:
                 yield message
 

@@ -56,7 +56,7 @@ def time_main(
 def _sampled(place: Place, arms: Arms, job: Job, index: int) -> Sampled:
     """What came of one case in this process."""
     case, named = job
-    place.seat.begin_case()
+    place.seat.begin_case(index)
     for number in range(place.seat.turns.seats):
         with place.seat.turn(number) as mine:
             if mine:

@@ -11,11 +11,12 @@ from replay.timing.clocks import host_ns
 
 
 class Turns:
-    """What the ``seats`` processes share: the step that the schedule has come to, and when its case began."""
+    """What the ``seats`` processes share: the step that the schedule has come to, which case that is of, and when it began."""
 
     def __init__(self, context: BaseContext, seats: int) -> None:
         self.seats = seats
         self.step = context.RawValue("q", 0)
+        self.case = context.RawValue("i", 0)
         self.origin_ns = context.RawValue("q", 0)
         self.changed = context.Condition()
 
@@ -41,10 +42,11 @@ class Seat:
             self.turns.step.value = step + 1
             self.turns.changed.notify_all()
 
-    def begin_case(self) -> None:
-        """A case begins, in a turn of the first process."""
+    def begin_case(self, index: int) -> None:
+        """A case begins, in a turn of the first process: all steps of the one before are done."""
         with self.turn(0) as mine:
             if mine:
+                self.turns.case.value = index
                 self.turns.origin_ns.value = host_ns()
 
     def since_ns(self) -> int:
