@@ -104,6 +104,14 @@ FLAGS: dict[str, Told] = {
         "over a fifth of the blocks were taken while the device throttled, or on clocks more than 3 % apart",
         "cool it, lift its power cap, fix its clock",
     ),
+    "baseline_below_floor": Told("INVALID", "the baseline's time is faster than the bytes could move", "as below_floor"),
+    "baseline_clock_disagrees": Told("INVALID", "the baseline's clocks part", "as clock_disagrees"),
+    "baseline_host_waited": Told("told only", "as host_waited, for the baseline", "weigh it"),
+    "short_span": Told(
+        "told only",
+        "on an accelerator, all bindings together fill no span of 2 ms, and what surrounds it weighs",
+        "weigh it, or `--launch graph`",
+    ),
     "host_waited": Told(
         "told only", "the device came to the span before the host had handed it over: the time holds the host's", "weigh it"
     ),

@@ -74,7 +74,7 @@ def null_reason(comparison: Comparison | None, margin: float) -> str | None:
 
 def spoils(reason: str) -> bool:
     """True for a reason that makes a row INVALID: its measurement contradicts itself."""
-    return reason in ("below_floor", "null_differed", "clock_disagrees", "blocks_dropped")
+    return reason.removeprefix("baseline_") in ("below_floor", "null_differed", "clock_disagrees", "blocks_dropped")
 
 
 def caps(reason: str) -> bool:

@@ -24,9 +24,11 @@ def command(device: str) -> int:
     it. A run measures the same before and after its samples.
     """
     from replay.devices import parse
+    from replay.session.exclusive import WAITING, timing_on
     from replay.session.workers import calibrated
 
-    click.echo(text(calibrated(parse(device))))
+    with timing_on(parse(device), lambda: click.echo(WAITING, err=True)):
+        click.echo(text(calibrated(device)))
     return 0
 
 

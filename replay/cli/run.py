@@ -151,7 +151,8 @@ def _run(folder: Path, records: Any, journal: Any) -> int:
 
     from replay.results import table
     from replay.results.write import write
-    from replay.session.run import WAITING, Session
+    from replay.session.exclusive import WAITING
+    from replay.session.run import Session
 
     plan = records[0].plan
     console = Console(stderr=True)

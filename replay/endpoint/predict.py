@@ -11,7 +11,7 @@ import numpy as np
 from replay.model import Case, Geometry, Interval, Value
 from replay.results.seen import Seen
 from replay.results.workload import weights_of
-from replay.timing.estimate import mean_interval, mean_times
+from replay.timing.estimate import mean_interval, weighted_times
 
 
 class Prediction(Value, frozen=True, kw_only=True):
@@ -38,14 +38,11 @@ def predict(seen: Seen, cases: Sequence[Case], kernel: str, hits: Mapping[int, i
     baseline = seen.plan.baseline_of(stage)
     shares, weighted_by = weights_of(sorted({c.id.source.rows for c in cases}), hits)
     layers = layers_with(stage, geometry)
-    gains: dict[int, float] = {}
-    for rows, share in shares.items():
-        samples = seen.samples([str(c.id) for c in cases if c.id.source.rows == rows])
-        for process, (mine, base) in mean_times(samples, kernel, baseline).items():
-            gains[process] = gains.get(process, 0.0) + share * (base - mine)
-    if len(gains) < 2:
+    shapes = {rows: seen.samples([str(c.id) for c in cases if c.id.source.rows == rows]) for rows in shares}
+    times = weighted_times(shapes, shares, kernel, baseline)
+    if len(times) < 2:
         return None
-    ms = np.array(list(gains.values())) * layers * calls_per_token / 1e3
+    ms = np.array([base - mine for mine, base in times]) * layers * calls_per_token / 1e3
     return Prediction(
         ms_per_token=mean_interval(ms), baseline=baseline, layers=layers, calls_per_token=calls_per_token,
         weights=shares, weighted_by=weighted_by,

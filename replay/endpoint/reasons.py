@@ -45,6 +45,8 @@ REASONS: dict[str, Reason] = {
     "null_inconclusive": Reason(NO_VERDICT, "too restless to tell two copies of the baseline alike: take more processes"),
     "null_missing": Reason(NO_VERDICT, "no second copy of the baseline was timed: run it again"),
     "clock_disagrees": Reason(NO_VERDICT, "the clock of the spans is not the kernel's: find out who changed it"),
+    "baseline_below_floor": Reason(NO_VERDICT, "the baseline did not do its work: look for a cached operand, or name another"),
+    "baseline_clock_disagrees": Reason(NO_VERDICT, "the clocks of the baseline's spans part: name another"),
     "blocks_dropped": Reason(NO_VERDICT, "the device throttled, or its clock moved, in over a fifth of the blocks: cool it"),
     "foreign_process": Reason(NO_VERDICT, "another process kept the processors busy: stop it and run again"),
     "ceiling_drift": Reason(NO_VERDICT, "the machine's own rates moved in mid-run: run it again on a quiet machine"),

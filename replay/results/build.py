@@ -10,9 +10,10 @@ from replay.results.seen import Seen
 from replay.results.workload import Workload, workloads
 from replay.session.journal import Plan, Record, Selftested
 from replay.timing import estimate
-from replay.timing.floors import best, floor_case, floor_impl
+from replay.timing.clocks import DISAGREES, WAITED
+from replay.timing.floors import below_floor, best, floor_case, floor_impl
 from replay.timing.telemetry import Machine
-from replay.verdict import conclude, decide
+from replay.verdict import caps, conclude, decide, spoils
 
 SCHEMA = "b70-result/3"
 
@@ -141,6 +142,7 @@ class _Findings:
         compared = None
         flags = self._flags([case], kernel)
         if isinstance(outcome, Exact) and outcome.timing and kernel != self.plan.baseline_of(stage):
+            flags += self._of_baseline([case], stage)
             each = ((key,) for shape in self._shapes(claim) for key in shape)
             effect = self._effect([case], kernel, each)
             compared = Comparison(self.plan.baseline_of(stage), effect, null) if effect else None
@@ -161,6 +163,15 @@ class _Findings:
     def _flags(self, cases: list[str], kernel: str) -> list[str]:
         """What the samples carried, and what moved."""
         return [*self.seen.flags(cases, kernel), *self.disturbed, *(f"ceiling_drift:{d}" for d in self.drift)]
+
+    def _of_baseline(self, cases: list[str], stage: str) -> list[str]:
+        """What is wrong with the times of the baseline is wrong with every comparison with it."""
+        baseline = self.plan.baseline_of(stage)
+        told = [f"baseline_{flag}" for flag in self.seen.flags(cases, baseline) if flag in (DISAGREES, WAITED)]
+        timings = [(self._floor(case), estimate.timing(self.seen.samples([case]), baseline)) for case in cases]
+        ceilings = self.ceilings
+        below = any(f and t and ceilings and below_floor(t.us.mid, f.work, ceilings, self.plan.cache) for f, t in timings)
+        return told + (["baseline_below_floor"] if below else [])
 
     def _floor(self, case: str) -> Floor | None:
         work = self.seen.work.get(case)
@@ -197,6 +208,7 @@ class _Findings:
         told = {reason for r in members if r.verdict for reason in r.verdict.reasons}
         flags = [flag for flag in self._flags(cases, kernel) if flag != "not_stationary"]
         flags += ["no_baseline"] if "no_baseline" in told else []
+        flags += self._of_baseline(cases, stage) if kernel != baseline else []
         effect = self._effect(cases, kernel, self._shapes(claim)) if kernel != baseline else None
         null = next((r.comparison.null for r in members if r.comparison), None)
         compared = Comparison(baseline, effect, null) if effect else None
@@ -250,5 +262,8 @@ def _why(verdict: Verdict | None, members: list[Row]) -> str:
     needed = [f"about {verdict.processes_needed} processes would decide"] if verdict.processes_needed else []
     told = [f"not_stationary in {restless} of {len(members)} cases"] if restless else []
     # Which rate, which process: what holds for the whole run is told once, under the tables.
-    codes = dict.fromkeys(r.partition(":")[0] for r in verdict.reasons) if verdict.label != "BASELINE" else ()
+    codes = dict.fromkeys(
+        r.partition(":")[0] for r in verdict.reasons if verdict.label != "BASELINE" or not (caps(r) or spoils(r))
+    )
+    codes.pop("not_stationary", None)  # counted
     return "; ".join(filter(None, [*details[:1], ", ".join([*codes, *needed, *told])]))

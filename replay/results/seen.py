@@ -124,8 +124,8 @@ class Seen:
 
     def dropped_blocks(self) -> dict[str, int]:
         """cause → how many blocks of the whole run were dropped for it."""
-        found = [why for case in self.timed for gone in self._causes(case).values() for why in gone.values()]
-        return dict(Counter(found))
+        kept = [case for case in self.timed if not self.spoilt(case)]  # of the others none went
+        return dict(Counter(why for case in kept for gone in self._causes(case).values() for why in gone.values()))
 
     def flags(self, cases: Sequence[str], kernel: str) -> list[str]:
         """What the samples of one kernel carry, each once, in order, and whether too many blocks were lost.

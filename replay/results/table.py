@@ -47,6 +47,12 @@ def _verdict(verdict: Verdict | None, result: Result) -> str:
     return verdict.label + (" (QUICK)" if result.quick and verdict.label != "BASELINE" else "")
 
 
+def _told(verdict: Verdict, result: Result) -> str:
+    """The label and the codes behind it."""
+    codes = ", ".join(dict.fromkeys(reason.partition(":")[0] for reason in verdict.reasons))
+    return ": ".join(part for part in (_verdict(verdict, result), codes) if part)
+
+
 def cells(group: Group, result: Result) -> list[str]:
     """One line of the table."""
     verdict = _verdict(group.verdict, result)
@@ -127,7 +133,7 @@ def workload_lines(result: Result, *, markdown: bool = False) -> Iterator[str]:
         head = f"{stage} · {geometry.replace(':', ' ', 1)} · over all shapes: {shares} ({lines[0].weighted_by})".replace(
             "%", " %"
         )
-        rows = [[w.kernel, _ratio(w.comparison.effect.ratio), _verdict(w.verdict, result)] for w in lines]
+        rows = [[w.kernel, _ratio(w.comparison.effect.ratio), _told(w.verdict, result)] for w in lines]
         yield f"### {head}\n" if markdown else head
         yield tabulate(rows, ["kernel", "vs base", "verdict"], tablefmt="github" if markdown else "plain") + "\n"
 

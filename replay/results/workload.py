@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from replay.model import NULL, Comparison, Value, Verdict
+from replay.model import NULL, Case, Comparison, Value, Verdict
 from replay.results.seen import Seen
 from replay.timing import estimate
 from replay.verdict import caps, conclude, spoils
@@ -48,12 +48,19 @@ def workloads(seen: Seen, groups: "Sequence[Group]") -> Iterator[Workload]:
             yield found
 
 
+def _is_of(group: "Group", case: Case) -> bool:
+    """Whether a case is one of the group's, in whatever number of token rows."""
+    problem = case.problem
+    modes = ",".join(f"{name}={value}" for name, value in problem.modes)
+    return (problem.stage, str(problem.geometry), modes) == (group.stage, group.geometry, group.modes)
+
+
 def _workload(seen: Seen, lines: "list[Group]") -> Workload | None:
     first, margin = lines[0], seen.plan.margin
     baseline = seen.plan.baseline_of(first.stage)
     weights, weighted_by = weights_of(sorted(g.tokens for g in lines), dict(seen.plan.hits))
     cases = {
-        tokens: seen.samples([str(c.id) for c in seen.plan.cases if c.problem.stage == first.stage and c.problem.rows == tokens])
+        tokens: seen.samples([str(c.id) for c in seen.plan.cases if _is_of(first, c) and c.problem.rows == tokens])
         for tokens in weights
     }
     effect = estimate.weighted_effect(cases, weights, first.kernel, baseline, margin)

@@ -14,7 +14,7 @@ from replay.devices import CACHE_PASSES, Device
 from replay.kernels.registry import Run, resolve
 from replay.model import Case, Kernel, Prepack
 from replay.oracle.moe import ExpertRows
-from replay.session.buffers import Binding, Tables, ahead, all_intact, bind, first_bytes, to_numpy, to_torch, untouched
+from replay.session.buffers import Binding, Tables, Use, all_intact, bind, to_numpy, to_torch
 from replay.stages import STAGES
 from replay.stages.stage import Tensors
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 # A bigger ring gains nothing once it passes the cache three times, and every table copy is prepared on its own.
 MAX_TABLES = 256
-HOT_RING = 64
+HOT_RING, HOT_RING_ACCELERATOR = 64, 256
 
 
 class Arms:
@@ -96,32 +96,42 @@ class Arms:
         return bind(STAGES[problem.stage].specs(problem), inputs, weights, self.device)
 
 
+def _nothing() -> None:
+    """Caches stay as they are."""
+
+
 class Ring:
     """The bindings that timed calls rotate through, so that no call finds its cold operand in a cache.
 
     With expert weights: as many disjoint sets of slots as the table has room for, each holding equal bytes, and more
-    tables while the sets together do not pass the last-level cache three times. ``cold`` says whether they do.
+    tables while the sets together do not pass the last-level cache three times.
     """
 
     def __init__(self, arms: Arms, case: Case, inputs: Tensors, cache: str) -> None:
-        self.arms, self.inputs = arms, inputs
+        self.arms, self.inputs, self.cache = arms, inputs, cache
         stage = STAGES[case.problem.stage]
         table = max((t for t in inputs.values() if isinstance(t, ExpertRows)), key=lambda t: t.total, default=None)
-        self.copies, self.sets, self.cold = 1, 1, False
+        self.copies, self.sets, self.set_bytes = 1, 1, 0
+        # An accelerator's span takes many calls; on a CPU one that stays where it is does.
+        hot = HOT_RING_ACCELERATOR if arms.device.kind != "cpu" else 1 if cache == "warm" else HOT_RING
         self.relabel: Any = None
         self.slots: NDArray[Any] | None = None
         if table is None or stage.relabel is None or not len(table.experts):
-            self.bindings = [arms.binding(inputs, {}) for _ in range(1 if cache == "warm" else HOT_RING)]
+            self.bindings = [arms.binding(inputs, {}) for _ in range(hot)]
             return
         active = len(table.experts)
-        set_bytes = sum(t.rows.nbytes for t in inputs.values() if isinstance(t, ExpertRows))
+        self.set_bytes = sum(t.rows.nbytes for t in inputs.values() if isinstance(t, ExpertRows))
         self.sets = sets = 1 if cache == "warm" else table.total // active
         goal = 0 if cache == "warm" else CACHE_PASSES * arms.device.llc_bytes()
-        self.copies = min(max(-(-goal // (sets * set_bytes)), 1), MAX_TABLES)
-        self.cold = cache != "warm" and self.copies * sets * set_bytes >= goal
+        self.copies = min(max(-(-goal // (sets * self.set_bytes)), 1), MAX_TABLES)
         self.slots = np.arange(sets * active)
         self.relabel = stage.relabel
-        self.bindings = [arms.binding(moved, {}) for _ in range(self.copies) for moved in self.moved(inputs)]
+        laps = hot if cache == "warm" else self.copies  # warm: many bindings over one set of weights
+        self.bindings = [arms.binding(moved, {}) for _ in range(laps) for moved in self.moved(inputs)]
+
+    def cold_on(self, bindings: int) -> bool:
+        """Whether so many bindings, one after another, pass the last-level cache often enough."""
+        return bindings * self.set_bytes >= CACHE_PASSES * self.arms.device.llc_bytes()
 
     def moved(self, inputs: Tensors) -> list[Tensors]:
         """The inputs for each set of slots; the inputs themselves where nothing is relabelled."""
@@ -130,8 +140,9 @@ class Ring:
         active = len(self.slots) // self.sets
         return [self.relabel(inputs, self.slots[s * active : (s + 1) * active]) for s in range(self.sets)]
 
-    # What a span looks at when its clock starts and when it stops, and what that says.
-    look, ahead, untouched = staticmethod(first_bytes), staticmethod(ahead), staticmethod(untouched)
+    def use(self, bindings: Sequence[Binding], kept: int | None, rng: np.random.Generator) -> Use:
+        """These bindings as a span uses them; under ``cold-all`` nothing is in a cache when the clock starts."""
+        return Use(bindings, kept, rng, self.arms.device.flush if self.cache == "cold-all" else _nothing)
 
     def doubtful(self, used: Sequence[Binding]) -> Sequence[Binding]:
         """Those of these bindings that have to be looked at one by one: on an accelerator, none while all are intact."""

@@ -6,7 +6,7 @@ at different addresses. Expert weights live in a *table* that is shared by all b
 
 import functools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -135,12 +135,13 @@ class Binding:
 
     def __post_init__(self) -> None:
         self.given = self.origin
-        self.written: dict[str, torch.Tensor] = {}  # inputs as they were written, on the device
+        self.written: dict[str, torch.Tensor] = {}  # inputs as they are written, on the device
+        self.staged: list[str] = []  # those that are yet to be written
 
     def vary(self, number: int) -> None:
-        """Write another variation of the inputs."""
+        """Stage another variation of the inputs."""
         self.given = varied(self.specs, self.origin, number)
-        self._write(name for name, array in self.given.items() if array is not self.origin[name])
+        self._stage(name for name, array in self.given.items() if array is not self.origin[name])
 
     def pose(self, origin: Tensors) -> None:
         """Write the inputs of another case."""
@@ -149,15 +150,16 @@ class Binding:
 
     def fill(self) -> None:
         """Write the inputs."""
-        self._write(name for name, buffer in self.buffers.items() if buffer.spec.role in ("in", "inout"))
+        self._stage(name for name, buffer in self.buffers.items() if buffer.spec.role in ("in", "inout"))
+        put([self])
 
-    def _write(self, names: Iterable[str]) -> None:
+    def _stage(self, names: Iterable[str]) -> None:
         for name in names:
             array = self.given[name]
             assert isinstance(array, np.ndarray)  # only weights are expert rows
             buffer = self.buffers[name]
             self.written[name] = to_torch(array, buffer.spec.dtype).to(buffer.tensor.device)
-            buffer.tensor.copy_(self.written[name])
+            self.staged.append(name)
 
     def mend(self) -> None:
         """Put guards and inputs right after a kernel that wrote to them."""
@@ -166,8 +168,8 @@ class Binding:
         self.fill()
 
     def restore(self) -> None:
-        """Write those inputs again that a kernel is meant to change."""
-        self._write(name for name, buffer in self.buffers.items() if buffer.spec.role == "inout")
+        """Stage those inputs that a kernel is meant to change."""
+        self._stage(name for name, buffer in self.buffers.items() if buffer.spec.role == "inout")
 
     def poison_outputs(self, pattern: int) -> None:
         """Overwrite every output and scratch byte."""
@@ -203,32 +205,86 @@ class Binding:
         return found
 
 
-def first_bytes(bindings: Sequence[Binding]) -> "torch.Tensor":
-    """The first byte of every output of some bindings, as it is when the device comes to this."""
+def put(bindings: Iterable[Binding]) -> None:
+    """Write what is staged, where the device comes to it."""
+    _copy(_pairs(bindings))
+
+
+def _pairs(bindings: Iterable[Binding]) -> "tuple[list[torch.Tensor], list[torch.Tensor]]":
+    """(where staged inputs go, what they are), which are staged no more; as bytes wherever both lie in one piece."""
     import torch
 
-    firsts = [b.bytes[b.begin : b.begin + 1] for binding in bindings for b in binding.written_to()]
-    return torch.cat(firsts) if firsts else torch.empty(0, dtype=torch.uint8)
-
-
-def ahead(bindings: Sequence[Binding], early: "torch.Tensor") -> int:
-    """How many poisoned bindings had an output that was written to when the clock started; ``early``: their first bytes then."""
-    poison = [binding.poison for binding in bindings for _ in binding.written_to()]
-    return sum(byte != held for byte, held in zip(early.tolist(), poison, strict=True))
-
-
-def untouched(bindings: Sequence[Binding], late: "torch.Tensor") -> int:
-    """How many poisoned bindings had an output that was not written to when the clock stopped; ``late``: their first bytes then.
-
-    An output may begin with the poison's byte; then it still does, and its first row holds something else besides.
-    """
-    found = 0
-    then, now = iter(late.tolist()), iter(first_bytes(bindings).tolist())
+    to, given = [], []
     for binding in bindings:
-        bytes_ = [(next(then), next(now)) for _ in binding.written_to()]
-        waiting = [(was, still) for was, still in bytes_ if was == binding.poison]
-        found += any(was != still for was, still in waiting) or (bool(waiting) and binding.untouched())
-    return found
+        for name in binding.staged:
+            pair = binding.buffers[name].tensor, binding.written[name]
+            flat = [t.reshape(-1).view(torch.uint8) for t in pair] if all(t.is_contiguous() for t in pair) else pair
+            to.append(flat[0])
+            given.append(flat[1])
+        binding.staged.clear()
+    return to, given
+
+
+def _copy(pairs: "tuple[list[torch.Tensor], list[torch.Tensor]]") -> None:
+    import torch
+
+    if pairs[0]:
+        torch._foreach_copy_(*pairs)
+
+
+class Use:
+    """Some bindings as one span uses them, one call each.
+
+    Inputs are staged beforehand and written when the clock starts: what works ahead of it, on another stream, finds those of
+    another call. When it stops a byte of each output, at a place that was drawn, and the outputs of the call that is ``kept``
+    are copied: what is written later is not in them. Both are queued in the order of the device's work.
+    """
+
+    def __init__(
+        self, bindings: Sequence[Binding], kept: int | None, rng: np.random.Generator, flush: Callable[[], None]
+    ) -> None:
+        self.bindings, self.kept, self.flush = bindings, None if kept is None else bindings[kept], flush
+        self.pairs = _pairs(bindings)
+        buffers = [b for binding in bindings for b in binding.written_to()]
+        places = [b.begin + int(share * (b.end - b.begin)) for b, share in zip(buffers, rng.random(len(buffers)), strict=True)]
+        self.bytes = [b.bytes[place : place + 1] for b, place in zip(buffers, places, strict=True)]
+        self.then: torch.Tensor | None = None
+        self.copies: dict[str, torch.Tensor] = {}
+
+    def start(self) -> None:
+        """Where the clock starts."""
+        _copy(self.pairs)
+        self.flush()
+
+    def stop(self) -> None:
+        """Where the clock stops."""
+        self.then = self._look()
+        if self.kept:
+            self.copies = {n: b.tensor.clone() for n, b in self.kept.buffers.items() if b.spec.role in ("out", "inout")}
+
+    def _look(self) -> "torch.Tensor | None":
+        import torch
+
+        return torch.cat(self.bytes) if self.bytes else None
+
+    def outputs(self) -> dict[str, NDArray[Any]]:
+        """What the kept call had written when the clock stopped."""
+        return {name: to_numpy(copied) for name, copied in self.copies.items()}
+
+    def idle(self) -> int:
+        """How many calls had an output that was not written to when the clock stopped.
+
+        An output may hold the poison's byte by right; then it still does, and its first row holds something else besides.
+        """
+        now = self._look()
+        if self.then is None or now is None:
+            return 0
+        found = 0
+        bytes_ = iter(zip(self.then.tolist(), now.tolist(), strict=True))
+        for binding in self.bindings:
+            waiting = [(was, still) for was, still in (next(bytes_) for _ in binding.written_to()) if was == binding.poison]
+            found += any(was != still for was, still in waiting) or (bool(waiting) and binding.untouched())
+        return found
 
 
 def all_intact(bindings: Sequence[Binding]) -> bool:

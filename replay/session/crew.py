@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
 
 from replay.model import NULL, Kernel
 from replay.session.child import Done, Message, Sampled
@@ -47,18 +46,22 @@ class Seating:
 
 
 class Crew:
-    """The processes of one timing. ``at_arm`` is the number of the arm whose step it is."""
+    """The processes of one timing."""
 
     def __init__(self, seating: Seating, jobs: Sequence[Job], device: str, options: Options, timeout_s: float) -> None:
         self.turns = Turns(context, len(seating.seats))  # kept: its semaphores last as long as the parent holds them
-        self.at_arm: Any = context.RawValue("i", -1)
         self.timeout_s = timeout_s
         self.workers = [
             Worker(
-                time_main, self.at_arm, self.turns, seat, tuple(jobs), device, options, seating.load(seat), timeout_s=timeout_s
+                time_main, self.turns, seat, tuple(jobs), device, options, seating.load(seat), timeout_s=timeout_s, seat=seat
             )
             for seat in range(len(seating.seats))
         ]  # fmt: skip
+
+    @property
+    def arm(self) -> int:
+        """The number of the arm whose step it is, −1 where it is none's."""
+        return int(self.turns.arm.value)
 
     def listen(self) -> Iterator[Message | Died]:
         """Messages as from one process: the samples of a case when all have sent theirs, Done when all are."""

@@ -3,14 +3,11 @@
 What the journal already holds is not done again, which is all there is to ``--resume``.
 """
 
-import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
-from filelock import FileLock, Timeout
 
-from replay import cache
 from replay.errors import EnvironmentRefused
 from replay.exactness import Got, Mismatch, digest
 from replay.exactness.judge import TWIN, graded, judge, with_twin
@@ -22,6 +19,7 @@ from replay.oracle.moe import ExpertRows
 from replay.session import journal as j
 from replay.session.child import Ceiled, Done, Looked, Raised, Ran, Sampled, judge_main
 from replay.session.crew import Crew, Seating
+from replay.session.exclusive import WAITING, timing_on
 from replay.session.sampling import Job
 from replay.session.workers import Died, Ending, Worker, device_lost, healthy, selftested
 from replay.stages import STAGES
@@ -32,7 +30,6 @@ from replay.timing.spans import Arm, Options, generator
 
 # A timed case, in which all kernels take turns between the ceilings, may be silent for longer than a judged one.
 TIMED_S, TIMED_LONGER = 300.0, 2.5
-WAITING = "waiting: another run is timing on this device"
 CONTIGUOUS_ONLY = "contiguous inputs only"
 
 Progress = Callable[[str, int, int], None]
@@ -104,25 +101,11 @@ class Session:
             for kernel in self.plan.kernels_of(stage):
                 self._judge(kernel, self._cases(stage))
         self._truth.clear()
-        with self._device():
+        with timing_on(self.plan.device, lambda: self.progress(WAITING, 0, 1)):
             for process in range(most_processes(self.plan.processes)):
                 if self._steady(process) < self.plan.processes:
                     self._time(process)
         self.write(j.Finished(len(self.state.outcomes)))
-
-    @contextlib.contextmanager
-    def _device(self) -> Iterator[None]:
-        """One run at a time is timed on a device; whoever waits says so."""
-        lock = FileLock(cache.folder() / f"timing-{self.plan.device.replace(':', '-')}.lock")
-        try:
-            lock.acquire(timeout=0)
-        except Timeout:
-            self.progress(WAITING, 0, 1)
-            lock.acquire()
-        try:
-            yield
-        finally:
-            lock.release()
 
     def _cases(self, stage: str) -> list[Case]:
         return [c for c in self.plan.cases if c.problem.stage == stage]
@@ -329,7 +312,10 @@ class Session:
 
     def _charge(self, crew: Crew, process: int, job: Job, died: Died) -> None:
         case, arms = job
-        number = int(crew.at_arm.value)
+        number = crew.arm
+        # One that died while another had its turn: whatever it was left behind in its process, its arms there are one file's.
+        if 0 <= number < len(arms) and not died.timed_out and arms[number].seat != died.seat:
+            number = next((i for i, arm in enumerate(arms) if arm.seat == died.seat), -1)
         if not 0 <= number < len(arms):
             raise EnvironmentRefused(f"timing process {process} died outside any kernel ({died.how}): {died.log_tail}")
         self.write(j.Dropped(process, str(case.id), arms[number].kernel.id, died.status, f"{died.how} while it was timed"))

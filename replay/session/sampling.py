@@ -9,7 +9,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from replay.devices import Device
-from replay.kernels.registry import Run
+from replay.kernels.registry import Run, load_file
 from replay.model import Case
 from replay.session.arms import Arms, Ring
 from replay.session.child import Ceiled, Done, Looked, Sampled, Started, begin, loaded_files, log_to
@@ -24,45 +24,54 @@ FIRST = 0  # the seat that measures ceilings and watches what goes on beside
 
 
 def time_main(
-    pipe: Connection, at_arm: Any, turns: Turns, number: int, jobs: tuple[Job, ...], device_name: str, options: Options,
-    load: tuple[str, ...], log: str,
+    pipe: Connection, turns: Turns, number: int, jobs: tuple[Job, ...], device_name: str, options: Options, load: tuple[str, ...],
+    log: str,
 ) -> None:  # fmt: skip
     """Time the arms of each case that sit at ``number``; ``load`` are the files that their kernels come from."""
     log_to(log)
+    seat = Seat(turns, number)
     with contextlib.suppress(BrokenPipeError):
-        begin(load)
-        device = Device(device_name)
-        seat = Seat(turns, number)
-        arms = Arms(device)
-        ceilings = Ceiling(device, quick=options.quick) if number == FIRST else None
-        place = Place.on(device, options, seat, at_arm)
-        gc.collect()
-        gc.freeze()  # torch and all that was imported: a collection before each case need not walk through it
+        begin(())
+        for mine in seat.all_in_turn():  # what one imports and prepares is not to be heard in another's ceilings
+            if mine:
+                place, arms, ceilings = _ready(device_name, options, seat, load)
         with seat.turn(FIRST) as mine:
             if mine and ceilings:
                 pipe.send(Ceiled("before", ceilings.measure()))
-        watching = watch.begin(place.telemetry)
+                watching = watch.begin(place.telemetry)
         for index, job in enumerate(jobs):
             pipe.send(Started(index))
             pipe.send(_sampled(place, arms, job, index))
         with seat.turn(FIRST) as mine:
             if mine and ceilings:
-                at_arm.value = -1
                 pipe.send(Looked(watching.until_now()))
                 pipe.send(Ceiled("after", ceilings.measure()))
-        pipe.send(Done(loaded_files()))
+        for mine in seat.all_in_turn():
+            if mine:
+                pipe.send(Done(loaded_files()))
+
+
+def _ready(device_name: str, options: Options, seat: Seat, load: tuple[str, ...]) -> tuple[Place, Arms, Ceiling | None]:
+    """What a process has before it times: its place, and for the first one the ceilings."""
+    for file in load:
+        load_file(file)
+    device = Device(device_name)
+    place, arms = Place.on(device, options, seat), Arms(device)
+    ceilings = Ceiling(device, quick=options.quick) if seat.number == FIRST else None
+    gc.collect()
+    gc.freeze()  # torch and all that was imported: a collection before each case need not walk through it
+    return place, arms, ceilings
 
 
 def _sampled(place: Place, arms: Arms, job: Job, index: int) -> Sampled:
     """What came of one case in this process."""
     case, named = job
     place.seat.begin_case(index)
-    for number in range(place.seat.turns.seats):
-        with place.seat.turn(number) as mine:
-            if mine:
-                timer, prepared = _prepared(place, arms, case, named)
+    for mine in place.seat.all_in_turn():
+        if mine:
+            timer, prepared = _prepared(place, arms, case, named)
     samples, outputs = timer.blocks(str(case.id))
-    second = timer.answers(STAGES[case.problem.stage].inputs(case.twinned("second")))
+    second = timer.answers(lambda: STAGES[case.problem.stage].inputs(case.twinned("second")))
     return Sampled(index, samples, outputs, second, prepared | timer.trespasses)
 
 
@@ -80,9 +89,9 @@ def _prepared(place: Place, arms: Arms, case: Case, named: tuple[Arm, ...]) -> t
     for number in spans.generator(f"prepare/{case.id}", options).permutation(len(named)):
         arm = named[number]
         if arm.name in runs:
-            place.at_arm.value = number
+            place.seat.turns.arm.value = number
             runs[arm.name] = ring.runs(arm.kernel)
-            if changed := device.put_back(threads):
+            if changed := spans.put_back(device, threads):
                 found[arm.name] = changed
-    flags = () if ring.cold or options.cache != "cold-weights" or ring.slots is None else ("not_cold",)
-    return Timer(place, ring, named, runs, flags), found
+    cold = options.cache != "cold-weights" or ring.slots is None or ring.cold_on(len(ring.bindings))
+    return Timer(place, ring, named, runs, () if cold else (spans.NOT_COLD,)), found

@@ -131,12 +131,14 @@ def healthy(device: str) -> bool:
 
 @dataclass(frozen=True)
 class Died:
-    """The child ended or fell silent before it was done; ``index`` is the case it was at."""
+    """The child ended or fell silent before it was done; ``index`` is the case it was at, ``seat`` its place among those that
+    take turns."""
 
     index: int
     timed_out: bool
     how: str
     log_tail: str
+    seat: int = 0
 
     @property
     def status(self) -> Ending:
@@ -147,12 +149,12 @@ class Died:
 class Worker:
     """One child process and its pipe. ``listen`` yields its messages and ends after Done or Died."""
 
-    def __init__(self, main: Callable[..., None], *args: Any, timeout_s: float) -> None:
+    def __init__(self, main: Callable[..., None], *args: Any, timeout_s: float, seat: int = 0) -> None:
         fd, log = tempfile.mkstemp(prefix="b70-child-", suffix=".log")
         os.close(fd)
         self.log = Path(log)
         self.timeout_s = timeout_s
-        self.index = 0  # of the case that it is at
+        self.index, self.seat = 0, seat  # index: of the case that it is at
         self.pipe, theirs = context.Pipe()
         self.process = context.Process(target=main, args=(theirs, *args, str(self.log)), daemon=True)
         self.process.start()
@@ -177,7 +179,7 @@ class Worker:
         tail = "\n".join(self.log.read_text(errors="replace").splitlines()[-8:])
         self.stop()
         how = _ending(self.process.exitcode) if silent_s is None else f"silent for {silent_s:.0f} s"
-        return Died(self.index, silent_s is not None, how, tail)
+        return Died(self.index, silent_s is not None, how, tail, self.seat)
 
     def stop(self) -> None:
         """End the child and whatever it started, wait for it, and remove its log."""

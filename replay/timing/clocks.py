@@ -7,9 +7,10 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from time import perf_counter_ns
-from typing import Any, Protocol
+from typing import Protocol
 
 from replay.devices import Device
+from replay.timing.telemetry import Telemetry
 
 host_ns = perf_counter_ns
 
@@ -25,25 +26,43 @@ DISAGREES, WAITED, TRACED = "clock_disagrees", "host_waited", "traced"
 
 @dataclass(frozen=True)
 class Span:
-    """``ns`` by the device's clock. ``host_ns``: what the host took to hand the work over, where that is another time.
-
-    ``early`` and ``late`` are what ``look`` saw when the clock started and when it stopped, in the order of the device's work.
-    """
+    """``ns`` by the device's clock. ``host_ns``: what the host took to hand the work over, where that is another time. ``mhz``:
+    the device's clock frequency beside it."""
 
     ns: int
     host_ns: int | None = None
     flags: tuple[str, ...] = ()
-    early: Any = None
-    late: Any = None
+    mhz: int | None = None
 
 
-def _tracers() -> tuple[object, object]:
+def _tracers() -> tuple[object, ...]:
     """Who is called as Python goes on in this thread: whoever it is could work when the clock has stopped."""
-    return sys.gettrace(), sys.getprofile()
+    monitoring = getattr(sys, "monitoring", None)  # Python 3.12
+    tools = tuple(monitoring.get_tool(number) for number in range(6)) if monitoring else ()
+    return sys.gettrace(), sys.getprofile(), *tools
 
 
-def _blind() -> None:
-    """Nothing to look at."""
+CLEAN = _tracers()
+
+
+def put_back_tracers() -> bool:
+    """Take away whoever traces this process and did not when it began; whether there was somebody."""
+    found = _tracers()
+    if found == CLEAN:
+        return False
+    sys.settrace(CLEAN[0])  # type: ignore[arg-type]  # what gettrace gave
+    sys.setprofile(CLEAN[1])  # type: ignore[arg-type]
+    for number, (was, now) in enumerate(zip(CLEAN[2:], found[2:], strict=True)):
+        if was is None and now is not None:
+            sys.monitoring.free_tool_id(number)  # type: ignore[attr-defined]  # there are tools only where it is
+    return True
+
+
+def _nothing() -> None:
+    """Nothing to do at that end of a span."""
+
+
+Work = Callable[[], object]
 
 
 class Clock(Protocol):
@@ -51,13 +70,18 @@ class Clock(Protocol):
 
     least_ns: int
 
-    def span(self, work: Callable[[], object], lead_ns: int = 0, look: Callable[[], object] = _blind) -> Span:
-        """Do some work and wait for it. ``lead_ns`` is about what the host takes to hand it over."""
+    def span(self, work: Work, lead_ns: int = 0, start: Work = _nothing, stop: Work = _nothing) -> Span:
+        """Do some work and wait for it. ``lead_ns`` is about what the host takes to hand it over; ``start`` and ``stop`` are
+        done right before the clock starts and right after it stops, in the order of the device's work."""
 
 
-def clock_of(device: Device) -> Clock:
+def clock_of(device: Device, telemetry: Telemetry | None = None) -> Clock:
     """The clock of a device."""
-    return HostClock() if device.kind == "cpu" else StreamClock(device)
+    return HostClock(telemetry) if device.kind == "cpu" else StreamClock(device, telemetry)
+
+
+def _mhz(telemetry: Telemetry | None) -> int | None:
+    return telemetry.mhz() if telemetry else None
 
 
 class HostClock:
@@ -65,15 +89,18 @@ class HostClock:
 
     least_ns = LEAST_HOST_NS
 
-    def span(self, work: Callable[[], object], lead_ns: int = 0, look: Callable[[], object] = _blind) -> Span:
+    def __init__(self, telemetry: Telemetry | None = None) -> None:
+        self.telemetry = telemetry
+
+    def span(self, work: Work, lead_ns: int = 0, start: Work = _nothing, stop: Work = _nothing) -> Span:
         """Nothing is queued, so there is nothing to lead with."""
-        early = look()
-        before = _tracers()
+        start()
         begin = host_ns()
         work()
-        after = _tracers()  # asked before the clock stops, since they can take themselves away behind it
+        tracers = _tracers()  # asked before the clock stops, since they can take themselves away behind it
         elapsed = host_ns() - begin
-        return Span(elapsed, flags=() if after == before else (TRACED,), early=early, late=look())
+        stop()
+        return Span(elapsed, flags=() if tracers == CLEAN else (TRACED,), mhz=_mhz(self.telemetry))
 
 
 class StreamClock:
@@ -81,41 +108,42 @@ class StreamClock:
 
     Before the span so much other work is queued that the host is ahead when the device comes to it; a host that was not is
     told (``host_waited``). From the first event to the last the host's clock must have gone as far: a patched event makes them
-    part (``clock_disagrees``), and so does work on another stream that is still going on when the last event came by. What is
-    done elsewhere while the lead runs is seen by what ``look`` queues at both ends of the span.
+    part (``clock_disagrees``), and so does work on another stream that is still going on when the last event came by.
     """
 
     least_ns = LEAST_STREAM_NS
 
-    def __init__(self, device: Device) -> None:
-        self.device = device
+    def __init__(self, device: Device, telemetry: Telemetry | None = None) -> None:
+        self.device, self.telemetry = device, telemetry
         self.filler, self.filler_ns = device.filler()
+        self.starting_ns = 0  # the longest that the host took over a start
 
-    def span(self, work: Callable[[], object], lead_ns: int = 0, look: Callable[[], object] = _blind) -> Span:
+    def span(self, work: Work, lead_ns: int = 0, start: Work = _nothing, stop: Work = _nothing) -> Span:
         """Events around the work, events and the host's clock around the lead as well."""
         first, begin, end = (self.device.event() for _ in range(3))
-        fillers = -(-int(min(LEAD * lead_ns, MOST_LEAD_NS)) // self.filler_ns)
+        lead = min(LEAD * lead_ns + self.starting_ns, MOST_LEAD_NS) if lead_ns else 0
+        fillers = -(-int(lead) // self.filler_ns)
         self.device.synchronize()
         outset = host_ns()
         first.record()
         for _ in range(fillers):
             self.filler()
-        early = look()
+        starting = host_ns()
+        start()
         begin.record()
-        before = _tracers()
         handing = host_ns()
         work()
-        traced = _tracers() != before
+        tracers = _tracers()
         handed = host_ns() - handing
         waited = bool(fillers) and begin.query()
         end.record()
-        late = look()
+        stop()
+        mhz = _mhz(self.telemetry)  # while the device works: an idle one would tell another clock
         self.device.synchronize()
         whole = host_ns() - outset
-        apart = abs(whole - first.elapsed_time(end) * 1e6)
-        flags = (
-            ((TRACED,) if traced else ())
-            + ((WAITED,) if waited else ())
-            + ((DISAGREES,) if apart > APART * whole + APART_NS else ())
-        )
-        return Span(round(begin.elapsed_time(end) * 1e6), handed, flags, early, late)
+        self.starting_ns = max(self.starting_ns, handing - starting)
+        ns = round(begin.elapsed_time(end) * 1e6)
+        # The lead is inside of both clocks, and needs no allowance.
+        apart = abs(whole - first.elapsed_time(end) * 1e6) > APART * ns + APART_NS
+        flags = {TRACED: tracers != CLEAN, WAITED: waited, DISAGREES: apart}
+        return Span(ns, handed, tuple(name for name, found in flags.items() if found), mhz)

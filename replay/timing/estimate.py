@@ -13,6 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from replay.model import Effect, Interval, Sample, Timing
+from replay.timing.clocks import WAITED
+from replay.timing.dropped import too_many
 
 Values = NDArray[np.float64]
 # process → the samples of each case of a claim
@@ -71,8 +73,10 @@ def timing(processes: Processes, arm: str) -> Timing | None:
         return None
     us = median_interval(times[0]) if len(times) == 1 else _geometric(np.array([np.median(t) for t in times]))
     mine = [s for cases in processes.values() for case in cases for s in case if s.arm == arm]
-    host = [s.host_ns / s.calls / 1e3 for s in mine if s.host_ns is not None]
-    return Timing(us, len(mine), mine[0].calls, len(times), float(np.median(host)) if host else None)
+    # Where the host waits for the device it waits for the lead as well, and its own part is not known.
+    host = [s.host_ns / s.calls / 1e3 for s in mine if s.host_ns is not None and WAITED not in s.flags]
+    known = host and not too_many(len(mine) - len(host), len(mine))
+    return Timing(us, len(mine), mine[0].calls, len(times), float(np.median(host)) if known else None)
 
 
 def _geometric(medians: Values) -> Interval:
@@ -159,16 +163,24 @@ def mean_times(processes: Processes, arm: str, baseline: str) -> dict[int, tuple
     return found
 
 
+def weighted_times(
+    shapes: Mapping[int, Processes], shares: Mapping[int, float], arm: str, baseline: str
+) -> list[tuple[float, float]]:
+    """µs a call of (arm, baseline) over all shapes, each weighted by its share; one pair a process that holds them all."""
+    times = [(shares[rows], mean_times(processes, arm, baseline)) for rows, processes in shapes.items()]
+    whole = sorted(set.intersection(*(set(found) for _, found in times)))
+    return [
+        (sum(share * found[process][0] for share, found in times), sum(share * found[process][1] for share, found in times))
+        for process in whole
+    ]
+
+
 def weighted_effect(
     shapes: Mapping[int, Processes], shares: Mapping[int, float], arm: str, baseline: str, margin: float
 ) -> Effect | None:
-    """The arm against the baseline over all shapes, the times of each weighted by its share; None below two processes."""
-    times = {rows: mean_times(processes, arm, baseline) for rows, processes in shapes.items()}
-    whole = sorted(set.intersection(*(set(found) for found in times.values())))
-    if len(whole) < 2:
-        return None
-    sums = [[sum(shares[rows] * found[process][i] for rows, found in times.items()) for i in (0, 1)] for process in whole]
-    return of_processes(np.log([mine / base for mine, base in sums]), margin)
+    """The arm against the baseline over all shapes, weighted; None below two processes."""
+    sums = weighted_times(shapes, shares, arm, baseline)
+    return of_processes(np.log([mine / base for mine, base in sums]), margin) if len(sums) > 1 else None
 
 
 def processes_needed(mean: float, spread: float, margin: float, confidence: float = 1 - ALPHA) -> int | None:

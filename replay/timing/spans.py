@@ -2,10 +2,9 @@
 
 import gc
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -14,14 +13,14 @@ from replay.devices import Device
 from replay.exactness import Got
 from replay.model import NULL, Kernel, Sample, Value
 from replay.stages.vary import CHECKED
-from replay.timing.clocks import TRACED, WAITED, Clock, Span, clock_of, host_ns
+from replay.timing.clocks import TRACED, WAITED, Clock, Span, clock_of, host_ns, put_back_tracers
 from replay.timing.dropped import THROTTLED
 from replay.timing.telemetry import Telemetry
 from replay.timing.turns import Seat
 
 if TYPE_CHECKING:
     from replay.session.arms import Ring
-    from replay.session.buffers import Binding
+    from replay.session.buffers import Binding, Use
     from replay.stages.stage import Tensors
 
 POISON = 0x7B
@@ -29,6 +28,8 @@ WARM_WINDOW = 10
 WARM_SLOPE = 0.005
 WARM_LIMIT_NS, QUICK_WARM_NS = 150_000_000, 60_000_000
 LEADS = 4
+LEAST_WARM = (30, 10)  # spans before time alone ends a warm-up, of a full run and of a quick look
+SHORT, NOT_COLD = "short_span", "not_cold"
 
 Launch = Literal["calls", "graph"]
 
@@ -60,20 +61,19 @@ def generator(what: str, options: Options) -> np.random.Generator:
 
 @dataclass(frozen=True)
 class Place:
-    """What stays the same for every case that one process times. ``at_arm`` is shared with the parent, and between the
-    processes that take turns: the number of the arm whose step it is, −1 where it is nobody's."""
+    """What stays the same for every case that one process times."""
 
     device: Device
     options: Options
     seat: Seat
-    at_arm: Any
     clock: Clock
     telemetry: Telemetry
 
     @classmethod
-    def on(cls, device: Device, options: Options, seat: Seat, at_arm: Any) -> "Place":
+    def on(cls, device: Device, options: Options, seat: Seat) -> "Place":
         """The place of this process."""
-        return cls(device, options, seat, at_arm, clock_of(device), Telemetry(device))
+        telemetry = Telemetry(device)
+        return cls(device, options, seat, clock_of(device, telemetry), telemetry)
 
 
 Runs = Mapping[str, list[tuple[Callable[[Mapping[str, Any]], None], dict[str, Any]]]]
@@ -91,19 +91,16 @@ class Timer:
         self.position = 0
         self.trespasses: dict[str, str] = {}
         self.calls: dict[str, int] = {}
+        self.counts: dict[str, int] = {}  # calls of a kernel and of its second copy
         self.idle: dict[str, int] = dict.fromkeys(runs, 0)
         self.lead_ns: dict[str, float] = dict.fromkeys(runs, 0.0)  # the host's part of one call
         self.graphs: dict[str, list[Callable[[], object]]] = {}  # one for so many calls from 0 on, from there on, and so forth
         self.threads = place.device.threads()
         self.variation = CHECKED
 
-    @contextmanager
-    def _turn(self, number: int) -> Iterator[bool]:
+    def _turn(self, number: int) -> AbstractContextManager[bool]:
         """The step of one arm; whatever dies in it is charged to that arm."""
-        with self.place.seat.turn(self.arms[number].seat) as mine:
-            if mine:
-                self.place.at_arm.value = number
-            yield mine
+        return self.place.seat.turn(self.arms[number].seat, number)
 
     def blocks(self, case: str) -> tuple[tuple[Sample, ...], dict[str, Got]]:
         """Every block holds one sample of each arm in random order.
@@ -112,10 +109,9 @@ class Timer:
         that the oracle knows, and what it wrote is kept.
         """
         order = generator(f"blocks/{case}", self.options)
-        self.calls, flags = self._warm_up_all(order)
-        calls = self.calls
-        places = generator(f"kept/{case}", self.options)
-        checked = {arm: int(places.integers(0, self.options.blocks)) for arm in self.runs}
+        flags = self._warm_up_all(order)
+        drawn = generator(f"kept/{case}", self.options)
+        checked = {arm: int(drawn.integers(0, self.options.blocks)) for arm in self.runs}
         samples: list[Sample] = []
         outputs: dict[str, Got] = {}
         written: dict[str, bool] = {}  # a case without a valid row leaves its outputs as they were
@@ -125,25 +121,14 @@ class Timer:
             for block in range(self.options.blocks):
                 for number in order.permutation(len(self.arms)):
                     with self._turn(number) as mine:
-                        if not mine:
-                            continue
-                        arm = self.arms[number].name
-                        kept = int(places.integers(calls[arm])) if checked[arm] == block else None
-                        used = self._reset(calls[arm], kept)
-                        at = self.place.seat.since_ns()
-                        span = self._span(arm, calls[arm], used)
-                        told = (
-                            *flags[arm],
-                            *self.flags,
-                            *span.flags,
-                            *([THROTTLED] if self.place.telemetry.throttled() else []),
-                        )
-                        mhz = self.place.telemetry.mhz()
-                        samples.append(Sample(block, arm, calls[arm], span.ns, at, span.host_ns, mhz, told))
-                        self._inspect(arm, used)
-                        if kept is not None:
-                            outputs[arm] = Got(used[kept].outputs(), POISON)
-                            written[arm] = not used[kept].untouched()
+                        if mine:
+                            arm = self.arms[number].name
+                            kept = int(drawn.integers(self.calls[arm])) if checked[arm] == block else None
+                            use = self._use(self.calls[arm], kept, drawn)
+                            samples.append(self._sample(block, arm, use, (*flags[arm], *self.flags)))
+                            if use.kept:
+                                outputs[arm], written[arm] = Got(use.outputs(), POISON), not use.kept.untouched()
+                            self._inspect(arm, use.bindings)
         finally:
             gc.enable()
         for arm in self.runs:
@@ -151,76 +136,86 @@ class Timer:
                 self._charge(arm, f"left its outputs untouched in {self.idle[arm]} calls when the clock stopped")
         return tuple(samples), outputs
 
-    def _warm_up_all(self, order: np.random.Generator) -> tuple[dict[str, int], dict[str, tuple[str, ...]]]:
-        calls: dict[str, int] = {}
+    def _sample(self, block: int, arm: str, use: "Use", flags: tuple[str, ...]) -> Sample:
+        """One span that counts."""
+        self.place.telemetry.throttled()  # what was before the span is not the span's
+        at = self.place.seat.since_ns()
+        span = self._span(arm, len(use.bindings), use)
+        throttled = (THROTTLED,) if self.place.telemetry.throttled() else ()
+        return Sample(block, arm, len(use.bindings), span.ns, at, span.host_ns, span.mhz, (*flags, *span.flags, *throttled))
+
+    def _warm_up_all(self, order: np.random.Generator) -> dict[str, tuple[str, ...]]:
+        """Flags by arm; how many calls each makes is known then."""
         flags: dict[str, tuple[str, ...]] = {}
         for number in order.permutation(len(self.arms)):
             with self._turn(number) as mine:
                 if mine:
                     arm = self.arms[number].name
-                    calls[arm], flags[arm] = self._warm_up(arm)
+                    flags[arm] = self._warm_up(arm)
                     self._inspect(arm, self.bindings)
-        if self.graphs:
-            return calls, flags  # each was captured with its own number
-        # Two copies of one kernel are sampled alike, whatever their warm-up made of it.
-        return calls | {arm: calls.get(arm.removesuffix(NULL), calls[arm]) for arm in calls if arm.endswith(NULL)}, flags
+        return flags
 
-    def _reset(self, calls: int, kept: int | None) -> list["Binding"]:
-        """Vary, restore and poison the bindings that the next span will use, and return them; ``kept`` is the place of the
+    def _use(self, calls: int, kept: int | None, rng: np.random.Generator) -> "Use":
+        """The bindings that the next span will use: inputs varied and staged, outputs poisoned; ``kept`` is the place of the
         one whose output will be compared."""
+        assert self.ring is not None
         used = [self.bindings[i] for i in self._places(calls)]
         for place, binding in enumerate(used):
             self.variation += 1
             binding.vary(CHECKED if place == kept else self.variation)
             binding.restore()
             binding.poison_outputs(POISON)
-        if self.options.cache == "cold-all":
-            self.device.flush()
+        use = self.ring.use(used, kept, rng)
         self.device.synchronize()
-        return used
+        return use
 
-    def _inspect(self, arm: str, used: list["Binding"]) -> None:
+    def _inspect(self, arm: str, used: Sequence["Binding"]) -> None:
         """Charge the arm that ran last with what it wrote outside its outputs, and put the inputs right."""
         for binding in self.ring.doubtful(used) if self.ring else ():
             if found := binding.trespasses():
                 self._charge(arm, "; ".join(found))
                 binding.mend()
-        if changed := self.device.put_back(self.threads):
+        if changed := put_back(self.device, self.threads):
             self._charge(arm, changed)
 
     def _charge(self, arm: str, what: str) -> None:
         self.trespasses.setdefault(arm, f"in a timed call: {what}")
 
-    def answers(self, second: "Tensors") -> dict[str, Got]:
+    def answers(self, second: Callable[[], "Tensors"]) -> dict[str, Got]:
         """Each arm's outputs on other bytes at the addresses it was timed on: what was remembered is wrong there."""
-        moved = self.ring.moved(second) if self.ring else []
-        for i, binding in enumerate(self.bindings):
-            binding.pose(moved[i % len(moved)])
-        found = {}
+        found: dict[str, Got] = {}
+        rng = generator("answers", self.options)
         for number, arm in enumerate(self.arms):
             with self._turn(number) as mine:
                 if mine:
-                    used = self._reset(self.calls[arm.name] if arm.name in self.graphs else 1, 0)
-                    self._span(arm.name, len(used))
-                    found[arm.name] = Got(used[0].outputs(), POISON)
-                    self._inspect(arm.name, used)
+                    if not found:
+                        self._pose(second())
+                    use = self._use(self.calls[arm.name] if arm.name in self.graphs else 1, 0, rng)
+                    self._span(arm.name, len(use.bindings), use)
+                    found[arm.name] = Got(use.outputs(), POISON)
+                    self._inspect(arm.name, use.bindings)
         return found
 
-    def _span(self, arm: str, calls: int, poisoned: Sequence["Binding"] = ()) -> Span:
+    def _pose(self, other: "Tensors") -> None:
+        """Put another case's inputs at all bindings."""
+        assert self.ring is not None
+        moved = self.ring.moved(other)
+        for i, binding in enumerate(self.bindings):
+            binding.pose(moved[i % len(moved)])
+
+    def _span(self, arm: str, calls: int, use: "Use | None" = None) -> Span:
         """The time of ``calls`` calls on consecutive bindings, the wait for the device included.
 
-        Of the bindings that were ``poisoned`` for it, those whose outputs nobody had touched when the clock stopped are
-        counted, and those that were written to before it started are charged.
+        Of a span that counts, those calls are counted whose outputs nobody had touched when the clock stopped.
         """
         lead_ns = round(self.lead_ns[arm] * calls)
-        if not poisoned or self.ring is None:
-            return self.place.clock.span(self._next(arm, calls), lead_ns)
-        span = self.place.clock.span(self._next(arm, calls), lead_ns, partial(self.ring.look, poisoned))
+        if use is None:
+            span = self.place.clock.span(self._next(arm, calls), lead_ns)
+        else:
+            span = self.place.clock.span(self._next(arm, calls), lead_ns, use.start, use.stop)
+            self.idle[arm] += use.idle()
         if TRACED in span.flags:
             self._charge(arm, "traced the function that timed it")
-        self.idle[arm] += self.ring.untouched(poisoned, span.late)
-        if ahead := self.ring.ahead(poisoned, span.early):
-            self._charge(arm, f"had written its outputs in {ahead} calls before the clock started")
         return span
 
     def _places(self, calls: int) -> list[int]:
@@ -265,17 +260,18 @@ class Timer:
         self.lead_ns[arm] = first
         return single
 
-    def _warm_up(self, arm: str) -> tuple[int, tuple[str, ...]]:
-        """(calls a sample, flags). Goes on until the last window of spans has no slope, not for a count."""
+    def _warm_up(self, arm: str) -> tuple[str, ...]:
+        """Flags. Goes on until the last window of spans has no slope, not for a count."""
         single = min((self._span(arm, 1) for _ in range(3)), key=lambda span: span.ns)
         single = self._led(arm, single)
-        # Never more calls than bindings: a second lap would find the first one's outputs where poison should be.
-        calls = int(np.clip(-(-self.place.clock.least_ns // max(single.ns, 1)), 1, len(self.bindings)))
+        # Never more calls than bindings: a second lap would find the first one's outputs where poison should be. A kernel and
+        # its second copy are sampled alike, whatever their warm-up made of it.
+        wanted = -(-self.place.clock.least_ns // max(single.ns, 1))
+        calls = self.counts.setdefault(arm.removesuffix(NULL), int(np.clip(wanted, 1, len(self.bindings))))
+        self.calls[arm] = calls
+        flags: tuple[str, ...] = (SHORT,) if self.device.kind != "cpu" and wanted > len(self.bindings) else ()
         if self.options.launch == "graph":
-            # Graph after graph round the ring, so that a replay finds as little in the cache as calls do.
-            begins = range(0, len(self.bindings) - calls + 1, calls)
-            self.graphs[arm] = [self.device.graph(self._calls(arm, range(b, b + calls))) for b in begins]
-            self.lead_ns[arm] = (self._span(arm, calls).host_ns or 0) / calls
+            flags += self._capture(arm, calls)
         window: list[float] = []
         begin, limit = host_ns(), QUICK_WARM_NS if self.options.quick else WARM_LIMIT_NS
         while True:
@@ -284,6 +280,21 @@ class Timer:
                 recent = np.array(window[-WARM_WINDOW:])
                 slope = np.polyfit(np.arange(WARM_WINDOW), recent, 1)[0] * WARM_WINDOW / np.median(recent)
                 if abs(slope) < WARM_SLOPE:
-                    return calls, ()
-                if host_ns() - begin > limit:
-                    return calls, ("not_stationary",)
+                    return flags
+                if host_ns() - begin > limit and len(window) >= LEAST_WARM[self.options.quick]:
+                    return (*flags, "not_stationary")
+
+    def _capture(self, arm: str, calls: int) -> tuple[str, ...]:
+        """Graph after graph round the ring, so that a replay finds as little in the cache as calls do; flags."""
+        begins = range(0, len(self.bindings) - calls + 1, calls)
+        self.graphs[arm] = [self.device.graph(self._calls(arm, range(b, b + calls))) for b in begins]
+        self.lead_ns[arm] = (self._span(arm, calls).host_ns or 0) / calls
+        assert self.ring is not None
+        cold = self.options.cache != "cold-weights" or self.ring.slots is None or self.ring.cold_on(len(begins) * calls)
+        return () if cold else (NOT_COLD,)
+
+
+def put_back(device: Device, threads: int) -> str | None:
+    """Undo what a kernel did to this process that all others would pay for; what it was, or None."""
+    traced = "left a trace function behind" if put_back_tracers() else None
+    return device.put_back(threads) or traced

@@ -48,7 +48,7 @@ class Telemetry:
     def mhz(self) -> int | None:
         """The clock frequency now."""
         found = self._read("mhz")
-        return round(found) if found else None
+        return round(found) if found and found > 0 else None  # zero and less are what a device says that does not know
 
     def throttled(self) -> bool | None:
         """Whether the device holds itself back now, or did since this was last asked."""
@@ -56,8 +56,9 @@ class Telemetry:
         return None if found is None else bool(found)
 
     def machine(self) -> Machine:
-        """Everything that is known now."""
-        return Machine(**{name: self._read(name) for name in Machine.__struct_fields__})
+        """Everything that is known now; ``throttled`` is whether it was at any time since this was first asked."""
+        known = {name: self._read(name) for name in Machine.__struct_fields__}
+        return Machine(**known | {"mhz": self.mhz(), "throttled": self._read("ever_throttled")})
 
 
 Sources = dict[str, Callable[[], Any]]
@@ -74,20 +75,33 @@ def _cpu(sys: Path) -> Sources:
         sources["governor"] = lambda: governor.read_text().strip()
     counts = [path for cpu in cpus if (path := cpu / "thermal_throttle/core_throttle_count").is_file()]
     if counts:
-        sources["throttled"] = _grew(lambda: sum(int(path.read_text()) for path in counts))
+        count = _Count(lambda: sum(int(path.read_text()) for path in counts))
+        sources |= {"throttled": count.grew, "ever_throttled": count.ever}
     sources["temperature_c"] = _cpu_temperature
     return sources
 
 
-def _grew(count: Callable[[], int]) -> Callable[[], bool]:
-    """Whether a counter went up since it was last asked."""
-    last = [count()]
+class _Count:
+    """A counter that only goes up."""
 
-    def grew() -> bool:
-        before, last[0] = last[0], count()
-        return last[0] > before
+    def __init__(self, read: Callable[[], int]) -> None:
+        self.read = read
+        self.first: int | None = None
+        self.last = 0
 
-    return grew
+    def grew(self) -> bool:
+        """Whether it went up since this was last asked."""
+        before, self.last = self.last, self.read()
+        if self.first is None:
+            self.first = before = self.last
+        return self.last > before
+
+    def ever(self) -> bool:
+        """Whether it went up since it was first asked for."""
+        now = self.read()
+        if self.first is None:
+            self.first = self.last = now
+        return now > self.first
 
 
 def _cpu_temperature() -> float | None:
@@ -100,15 +114,19 @@ def _cpu_temperature() -> float | None:
 def _accelerator(device: Device, sys: Path) -> Sources:
     module = device.module
     sources: Sources = {}
+    watts = {"cuda": 1e-3, "xpu": 1.0}[device.kind]  # torch gives a CUDA device's power in mW, an XPU's in W
     for field, attribute, scale in (
-        ("mhz", "clock_rate", 1),
-        ("temperature_c", "temperature", 1),
-        ("power_w", "power_draw", 1e-3),
+        ("mhz", "clock_rate", 1.0),
+        ("temperature_c", "temperature", 1.0),
+        ("power_w", "power_draw", watts),
     ):
         if hasattr(module, attribute):
             sources[field] = functools.partial(_scaled, getattr(module, attribute), device.name, scale)
     files = _nvml(device) if device.kind == "cuda" else _xe(sys, module.device_count(), int(device.name.partition(":")[2] or 0))
-    return sources | files
+    sources |= files
+    if "throttled" in sources:
+        sources["ever_throttled"] = sources["throttled"]  # a device's flag is of the moment
+    return sources
 
 
 def _scaled(read: Callable[[str], float], name: str, scale: float) -> float:
@@ -122,12 +140,12 @@ def _nvml(device: Device) -> Sources:
 
         pynvml.nvmlInit()
         handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{device.module.get_device_properties(device.name).uuid}")
+        slow = (
+            pynvml.nvmlClocksThrottleReasonHwSlowdown | pynvml.nvmlClocksThrottleReasonSwThermalSlowdown
+            | pynvml.nvmlClocksThrottleReasonSwPowerCap
+        )  # fmt: skip
     except Exception:  # no module, no library, or no right to ask it: nothing is known
         return {}
-    slow = (
-        pynvml.nvmlClocksThrottleReasonHwSlowdown | pynvml.nvmlClocksThrottleReasonSwThermalSlowdown
-        | pynvml.nvmlClocksThrottleReasonSwPowerCap
-    )  # fmt: skip
     return {
         "throttled": lambda: bool(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle) & slow),
         "power_cap_w": lambda: pynvml.nvmlDeviceGetEnforcedPowerLimit(handle) / 1e3,

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 
 from replay.model import Value
-from replay.timing.clocks import host_ns
+from replay.timing import clocks
 from replay.timing.telemetry import Machine, Telemetry
 
 # Two clocks that part by more than this, over seconds, are not both right; the kernel's is read in steps of 10 ms.
@@ -66,7 +66,7 @@ def begin(telemetry: Telemetry) -> Watch:
         if told["pid"] not in family and KERNEL_THREADS not in (told["pid"], told["ppid"]) and told["cpu_times"] is not None:
             used[told["pid"], told["create_time"]] = told["name"], told["cpu_times"].user + told["cpu_times"].system
     uptime = Path("/proc/uptime").read_text().split()[0]
-    return Watch(telemetry, telemetry.machine(), host_ns(), round(float(uptime) * 1e9), used)
+    return Watch(telemetry, telemetry.machine(), clocks.host_ns(), round(float(uptime) * 1e9), used)
 
 
 def clocks_agree(watched: Watched) -> bool:

@@ -6,19 +6,7 @@ import torch
 
 from replay.devices import Device
 from replay.model import Spec
-from replay.session.buffers import (
-    POISON_BYTES,
-    Binding,
-    Guarded,
-    Tables,
-    ahead,
-    all_intact,
-    bind,
-    checksum,
-    first_bytes,
-    to_torch,
-    untouched,
-)
+from replay.session.buffers import POISON_BYTES, Binding, Guarded, Tables, Use, all_intact, bind, checksum, to_torch
 
 CPU = Device("cpu")
 
@@ -66,7 +54,7 @@ def test_a_binding_notices_what_was_written() -> None:
 
 
 def test_many_bindings_are_asked_at_once() -> None:
-    """One changed input or guard among eight bindings shows; outputs that nobody wrote to are counted."""
+    """One changed input or guard among eight bindings shows."""
     specs = (
         Spec("x", "in", (4,), "bf16"),
         Spec("n", "in", (3,), "i32"),
@@ -78,17 +66,7 @@ def test_many_bindings_are_asked_at_once() -> None:
     def ring() -> list[Binding]:
         return [bind(specs, given, {}, CPU) for _ in range(8)]
 
-    bindings = ring()
-    assert all_intact(bindings)
-    early = first_bytes(bindings)
-    assert untouched(bindings, early) == 8
-    bindings[3].tensors["y"][0] = 1
-    late = first_bytes(bindings)
-    assert (ahead(bindings, early), ahead(bindings, late)) == (0, 1)
-    assert untouched(bindings, late) == 7
-    assert untouched(bindings, early) == 8  # written after the clock had stopped
-    bindings[3].tensors["y"].view(torch.uint8)[0, 0] = POISON_BYTES[0]  # a first byte that looks like poison
-    assert untouched(bindings, first_bytes(bindings)) == 7
+    assert all_intact(ring())
     for name, place in (("x", 3), ("n", 0)):
         bindings = ring()
         bindings[5].tensors[name][place] = 77
@@ -96,6 +74,73 @@ def test_many_bindings_are_asked_at_once() -> None:
     bindings = ring()
     bindings[7].buffers["z"].bytes[0] = 0
     assert not all_intact(bindings)
+
+
+class Drawn:
+    """A generator that draws the same share each time."""
+
+    def __init__(self, share: float) -> None:
+        self.share = share
+
+    def random(self, n: int) -> np.ndarray:
+        """So many shares."""
+        return np.full(n, self.share)
+
+
+def a_use(kept: int | None = None, share: float = 0.0) -> tuple[list[Binding], Use]:
+    """Four bindings as a span uses them, on other inputs than lie in them yet."""
+    specs = (Spec("x", "in", (1, 4), "f32"), Spec("y", "out", (2, 4), "f32"))
+    bindings = [bind(specs, {"x": np.arange(4, dtype=np.float32)[None]}, {}, CPU) for _ in range(4)]
+    for binding in bindings:
+        binding.vary(7)
+    return bindings, Use(bindings, kept, Drawn(share), lambda: None)  # type: ignore[arg-type]  # a stand-in
+
+
+def test_inputs_are_there_when_the_clock_starts_and_not_before() -> None:
+    """Who works ahead of it finds those of another call."""
+    bindings, use = a_use()
+    assert bindings[0].tensors["x"][0].tolist() == [0, 1, 2, 3]
+    use.start()
+    assert sorted(bindings[0].tensors["x"][0].tolist()) == [0, 1, 2, 3]
+    assert bindings[0].tensors["x"][0].tolist() != [0, 1, 2, 3]
+    assert bindings[0].trespasses() == []
+
+
+def test_outputs_are_those_that_were_there_when_the_clock_stopped() -> None:
+    """What is written later is not compared, and the calls that wrote later are counted."""
+    bindings, use = a_use(kept=1)
+    use.start()
+    for binding in bindings[:2]:
+        binding.tensors["y"].fill_(2)
+    use.stop()
+    for binding in bindings:
+        binding.tensors["y"].fill_(3)
+    assert (use.outputs()["y"] == 2).all()
+    assert use.idle() == 2
+
+
+@pytest.mark.parametrize(("share", "idle"), [(0.0, 4), (0.9, 0)])
+def test_a_part_that_was_written_in_time_hides_no_other(share: float, idle: int) -> None:
+    """Which byte is looked at is drawn, for each output of each span."""
+    bindings, use = a_use(share=share)
+    use.start()
+    for binding in bindings:
+        binding.tensors["y"][1] = 2
+    use.stop()
+    for binding in bindings:
+        binding.tensors["y"][0] = 2
+    assert use.idle() == idle
+
+
+def test_an_output_may_hold_the_poison_by_right() -> None:
+    """The same byte before and after, in a row that was written to, is no fault; a row of poison is."""
+    bindings, use = a_use()
+    use.start()
+    for binding in bindings[:3]:
+        binding.tensors["y"].fill_(2)
+        binding.tensors["y"].view(torch.uint8)[0, 0] = POISON_BYTES[0]
+    use.stop()
+    assert use.idle() == 1
 
 
 def test_bindings_have_addresses_of_their_own() -> None:

@@ -1,11 +1,12 @@
 """Spans by events on a stream, with a stand-in for the device whose time is known: what parts from the host's clock is seen."""
 
+import sys
 from collections.abc import Callable
 
 import pytest
 
 from replay.timing import clocks
-from replay.timing.clocks import DISAGREES, WAITED, HostClock, StreamClock
+from replay.timing.clocks import DISAGREES, TRACED, WAITED, HostClock, StreamClock, put_back_tracers
 
 US = 1_000
 
@@ -106,19 +107,39 @@ def test_work_left_on_a_side_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     assert DISAGREES in clock.span(lambda: [stream.queue_elsewhere(50 * US) for _ in range(100)], lead_ns=100 * US).flags
 
 
-def test_what_is_done_elsewhere_is_looked_for_at_both_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Looks are queued where the span begins and where it ends: behind the lead, and behind the work."""
+def test_both_ends_are_in_the_order_of_the_devices_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is done at the start is queued behind the lead, and what is done at the stop behind the work; neither counts."""
     stream, clock = stream_clock(monkeypatch)
-    looks = []
+    ends = []
 
-    def look() -> int:
-        stream.queue(0, 0)
-        looks.append(stream.free)
-        return stream.free
+    def end() -> None:
+        stream.queue(30 * US, 0)
+        ends.append(stream.free)
 
-    span = clock.span(calls(stream, 50 * US, US), lead_ns=1_000 * US, look=look)
-    assert [span.early, span.late] == looks
-    assert span.late - span.early == span.ns
+    span = clock.span(calls(stream, 50 * US, US), lead_ns=1_000 * US, start=end, stop=end)
+    assert ends[1] - ends[0] == span.ns + 30 * US
+
+
+def test_a_long_lead_allows_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A span of 5 ms behind a lead of 90: a millisecond on a side stream is seen all the same."""
+    stream, clock = stream_clock(monkeypatch)
+
+    def work() -> None:
+        calls(stream, 50 * US, US)()
+        stream.queue_elsewhere(1_000 * US)
+
+    assert clock.span(calls(stream, 50 * US, US), lead_ns=60_000 * US).flags == ()
+    assert clock.span(work, lead_ns=60_000 * US).flags == (DISAGREES,)
+
+
+def test_a_tracer_is_seen_before_the_clock_stops(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether it was set in this span or left behind by another; taken away, the next span is clean."""
+    clock = HostClock()
+    assert clock.span(lambda: sys.setprofile(lambda *_: None)).flags == (TRACED,)
+    assert clock.span(lambda: None).flags == (TRACED,)
+    assert put_back_tracers()
+    assert not put_back_tracers()
+    assert clock.span(lambda: None).flags == ()
 
 
 def test_a_host_clock_times_what_is_done_when_the_call_returns(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,6 +65,7 @@ def test_throttling_in_mid_run_is_invalid() -> None:
     found, case = seen(throttled=10)
     flags = found.flags([str(case.id)], MINE)
     assert flags == ["blocks_dropped"]
+    assert found.dropped_blocks() == {}
     assert len(found.samples([str(case.id)])[0][0]) == 90
     assert conclude(None, margin=0.01, quick=False, below=False, flags=flags).label == "INVALID"
 

@@ -38,10 +38,13 @@ def test_a_cpu(tmp_path: Path) -> None:
     telemetry = Telemetry(Device("cpu"), tmp_path)
     assert telemetry.mhz() == 800 + len(folders) - 1
     assert telemetry.throttled() is False
+    assert telemetry.machine().throttled is False
     write(folders[0] / "thermal_throttle/core_throttle_count", "8\n")
     assert telemetry.throttled() is True
     assert telemetry.throttled() is False
-    assert telemetry.machine().governor == "powersave"
+    assert telemetry.machine() == Machine(
+        800 + len(folders) - 1, telemetry.machine().temperature_c, None, None, "powersave", True
+    )
 
 
 def xpu(cards: int, index: int = 0, **module: Any) -> Any:
@@ -82,9 +85,10 @@ def test_a_source_that_fails_tells_nothing(tmp_path: Path, error: Exception) -> 
 
 
 def test_the_devices_own_answer(tmp_path: Path) -> None:
-    """torch's module tells MHz, °C and mW."""
-    telemetry = Telemetry(xpu(1, clock_rate=lambda _: 2350.0, temperature=lambda _: 61, power_draw=lambda _: 190_000), tmp_path)
-    assert telemetry.machine() == Machine(2350.0, 61, 190.0)
+    """torch's module tells MHz, °C and an XPU's W; a clock that it does not know it tells as −1."""
+    telemetry = Telemetry(xpu(1, clock_rate=lambda _: 2350.0, temperature=lambda _: 61, power_draw=lambda _: 190.0), tmp_path)
+    assert telemetry.machine() == Machine(2350, 61, 190.0)
+    assert Telemetry(xpu(1, clock_rate=lambda _: -1.0), tmp_path).mhz() is None
     text = machine_text(Machine(2350.0, 61, 190.0, throttled=False), Machine(2400.0, 61, 190.0, throttled=False))
     assert (
         text
