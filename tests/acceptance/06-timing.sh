@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Times that may be believed: ceilings; a run that is full by default and a look that says it is one; two runs side by side; a page;
-# several shapes weighed; operands that are all cold. Injected faults are in tests/timing, tests/session and tests/adversarial.
+# Times that may be believed: ceilings; a run that is full by default and a look that says it is one; two runs side by side; a page.
+# Injected faults and several shapes are in tests/timing, tests/session and tests/adversarial.
 set -euo pipefail
 out=$(mktemp -d)
 trap '[ $? -eq 0 ] || tail -n 40 "$out"/*.txt; rm -rf "$out"' EXIT
@@ -46,8 +46,3 @@ assert len(set(re.findall(r'id="(mark-[^"]+)"', page))) == len(rows) == 2, "a ma
 assert "QUICK" in page and "http://" not in page.replace("http://www.w3.org", "").replace("http://purl.org", "").replace("http://creativecommons.org", "")
 PY
 say "report: one page, a mark for every row"
-
-b70-replay --route-jsonl qwen36-generated --route-layer-regex 'layers\.9\.' --route-start-indices 0 --route-window-size 1,4 \
-  --stage moe.combine --cache cold-all --processes 2 --blocks 5 --repeats 2 -o shapes >shapes.txt
-grep -q 'over all shapes: 1 token' shapes.txt && grep -q ' · cold-all · ' shapes.txt
-say "two shapes weighed by how often the capture has them, all operands cold"
