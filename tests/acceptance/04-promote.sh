@@ -51,7 +51,8 @@ cp -r "$run" edited
 sed -i '0,/"grade":"BITWISE"/s//"grade":"BITWISE "/' edited/run.jsonl
 refused edited_journal 5 edited --kernel $mine
 cp -r "$run" edited2
-sed -i 's/"host_ns":[0-9]/"host_ns":1/' edited2/run.jsonl
+sed -i 's/"span_ns":[0-9]/"span_ns":1/' edited2/run.jsonl
+[ "$(cmp "$run"/run.jsonl edited2/run.jsonl | wc -l)" -eq 1 ] # an edit that changes nothing proves nothing
 refused edited_journal 5 edited2 --kernel $mine
 
 cp "$root/docs/add-a-kernel.md" page.md
