@@ -17,7 +17,7 @@ from replay.kernels import eager
 from replay.model import Kernel, Problem
 from replay.stages import STAGES
 
-_EAGER = {k.stage: k for k in eager.KERNELS}
+_EAGER = {k.stage: k for k in eager.KERNELS if "cpu" in k.devices}
 OUTPUT = {
     "moe.quantize": "q",
     "moe.route": "unpermuted_to_permuted",
