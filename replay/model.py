@@ -129,6 +129,11 @@ class Problem(Value, frozen=True):
     modes: tuple[tuple[str, str], ...]
     layout: Layout = "contiguous"
 
+    @property
+    def modes_text(self) -> str:
+        """``epilogue=row_then_col,bias=off``, in their order."""
+        return ",".join(f"{name}={value}" for name, value in self.modes)
+
     def mode(self, name: str) -> str:
         """The value of one mode; KeyError when the stage has no such mode."""
         return dict(self.modes)[name]
@@ -164,7 +169,7 @@ class CaseId(Value, frozen=True):
 
     def __str__(self) -> str:
         p, s = self.problem, self.source
-        modes = ";" + ",".join(f"{n}={v}" for n, v in p.modes) if p.modes else ""
+        modes = f";{p.modes_text}" if p.modes else ""
         return f"{p.stage}@{p.geometry}/{s.capture}/{s.layer}/r{s.start}+{s.rows}{modes}#{self.seed}"
 
     @classmethod

@@ -110,10 +110,16 @@ class _Findings:
         cases: dict[Claim, list[str]] = {}
         for case in self.plan.cases:
             c, key = case.id, str(case.id)
-            modes = ",".join(f"{n}={v}" for n, v in c.problem.modes)
             for kernel in self.plan.kernels_of(c.problem.stage):
                 if (key, kernel.id) in seen.judged:
-                    claim = (c.problem.stage, str(c.problem.geometry), c.source.capture, c.source.rows, modes, kernel.id)
+                    claim = (
+                        c.problem.stage,
+                        str(c.problem.geometry),
+                        c.source.capture,
+                        c.source.rows,
+                        c.problem.modes_text,
+                        kernel.id,
+                    )
                     cases.setdefault(claim, []).append(key)
         self.cases = cases
         self.claims = {claim: self._rows(claim, keys) for claim, keys in cases.items()}

@@ -51,8 +51,7 @@ def workloads(seen: Seen, groups: "Sequence[Group]") -> Iterator[Workload]:
 def _is_of(group: "Group", case: Case) -> bool:
     """Whether a case is one of the group's, in whatever number of token rows."""
     problem = case.problem
-    modes = ",".join(f"{name}={value}" for name, value in problem.modes)
-    return (problem.stage, str(problem.geometry), modes) == (group.stage, group.geometry, group.modes)
+    return (problem.stage, str(problem.geometry), problem.modes_text) == (group.stage, group.geometry, group.modes)
 
 
 def _workload(seen: Seen, lines: "list[Group]") -> Workload | None:

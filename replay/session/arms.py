@@ -130,7 +130,10 @@ class Ring:
         self.bindings = [arms.binding(moved, {}) for _ in range(laps) for moved in self.moved(inputs)]
 
     def cold_on(self, bindings: int) -> bool:
-        """Whether so many bindings, one after another, pass the last-level cache often enough."""
+        """Whether the cold operand is cold on so many bindings, one after another: where it is a weight that is to be cold by
+        rotation, they must pass the last-level cache often enough."""
+        if self.cache != "cold-weights" or self.slots is None:
+            return True
         return bindings * self.set_bytes >= CACHE_PASSES * self.arms.device.llc_bytes()
 
     def moved(self, inputs: Tensors) -> list[Tensors]:

@@ -93,5 +93,5 @@ def _prepared(place: Place, arms: Arms, case: Case, named: tuple[Arm, ...]) -> t
             runs[arm.name] = ring.runs(arm.kernel)
             if changed := spans.put_back(device, threads):
                 found[arm.name] = changed
-    cold = options.cache != "cold-weights" or ring.slots is None or ring.cold_on(len(ring.bindings))
-    return Timer(place, ring, named, runs, () if cold else (spans.NOT_COLD,)), found
+    flags = () if ring.cold_on(len(ring.bindings)) else (spans.NOT_COLD,)
+    return Timer(place, ring, named, runs, flags), found

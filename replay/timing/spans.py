@@ -90,8 +90,7 @@ class Timer:
         self.arms, self.runs, self.flags = arms, runs, flags
         self.position = 0
         self.trespasses: dict[str, str] = {}
-        self.calls: dict[str, int] = {}
-        self.counts: dict[str, int] = {}  # calls of a kernel and of its second copy
+        self.calls: dict[str, int] = {}  # by kernel: it and its second copy are sampled alike
         self.idle: dict[str, int] = dict.fromkeys(runs, 0)
         self.lead_ns: dict[str, float] = dict.fromkeys(runs, 0.0)  # the host's part of one call
         self.graphs: dict[str, list[Callable[[], object]]] = {}  # one for so many calls from 0 on, from there on, and so forth
@@ -123,8 +122,9 @@ class Timer:
                     with self._turn(number) as mine:
                         if mine:
                             arm = self.arms[number].name
-                            kept = int(drawn.integers(self.calls[arm])) if checked[arm] == block else None
-                            use = self._use(self.calls[arm], kept, drawn)
+                            calls = self.calls[arm.removesuffix(NULL)]
+                            kept = int(drawn.integers(calls)) if checked[arm] == block else None
+                            use = self._use(calls, kept, drawn)
                             samples.append(self._sample(block, arm, use, (*flags[arm], *self.flags)))
                             if use.kept:
                                 outputs[arm], written[arm] = Got(use.outputs(), POISON), not use.kept.untouched()
@@ -190,7 +190,7 @@ class Timer:
                 if mine:
                     if not found:
                         self._pose(second())
-                    use = self._use(self.calls[arm.name] if arm.name in self.graphs else 1, 0, rng)
+                    use = self._use(self.calls[arm.kernel.id] if arm.name in self.graphs else 1, 0, rng)
                     self._span(arm.name, len(use.bindings), use)
                     found[arm.name] = Got(use.outputs(), POISON)
                     self._inspect(arm.name, use.bindings)
@@ -267,8 +267,7 @@ class Timer:
         # Never more calls than bindings: a second lap would find the first one's outputs where poison should be. A kernel and
         # its second copy are sampled alike, whatever their warm-up made of it.
         wanted = -(-self.place.clock.least_ns // max(single.ns, 1))
-        calls = self.counts.setdefault(arm.removesuffix(NULL), int(np.clip(wanted, 1, len(self.bindings))))
-        self.calls[arm] = calls
+        calls = self.calls.setdefault(arm.removesuffix(NULL), int(np.clip(wanted, 1, len(self.bindings))))
         flags: tuple[str, ...] = (SHORT,) if self.device.kind != "cpu" and wanted > len(self.bindings) else ()
         if self.options.launch == "graph":
             flags += self._capture(arm, calls)
@@ -290,8 +289,7 @@ class Timer:
         self.graphs[arm] = [self.device.graph(self._calls(arm, range(b, b + calls))) for b in begins]
         self.lead_ns[arm] = (self._span(arm, calls).host_ns or 0) / calls
         assert self.ring is not None
-        cold = self.options.cache != "cold-weights" or self.ring.slots is None or self.ring.cold_on(len(begins) * calls)
-        return () if cold else (NOT_COLD,)
+        return () if self.ring.cold_on(len(begins) * calls) else (NOT_COLD,)
 
 
 def put_back(device: Device, threads: int) -> str | None:
