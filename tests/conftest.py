@@ -64,10 +64,15 @@ Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 @pytest.fixture
 def cli(tmp_path: Path) -> Cli:
     """Run ``python -m replay`` in an empty directory."""
+    return cli_in(tmp_path)
+
+
+def cli_in(folder: Path) -> Cli:
+    """``python -m replay`` in a directory."""
 
     def run(*args: object, **kwargs: object) -> "subprocess.CompletedProcess[str]":
         command = [sys.executable, "-m", "replay", *map(str, args)]
-        options = {"capture_output": True, "text": True, "cwd": tmp_path, "timeout": 240, **kwargs}
+        options = {"capture_output": True, "text": True, "cwd": folder, "timeout": 240, **kwargs}
         return subprocess.run(command, check=False, **options)  # type: ignore[call-overload]  # options are forwarded
 
     return run

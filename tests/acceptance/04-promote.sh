@@ -43,7 +43,8 @@ refused() { # refused CODE EXIT ARGUMENTS…
     [ $code -eq "$want" ] && grep -qE "^  $word: " refused.txt && [ ! -e refused ] || { cat refused.txt; exit 1; }
     say "refused: $word, exit $code"
 }
-b70-replay --route-jsonl qwen36-generated --max-cases 1 --stage moe.gemm2 --kernel $base --kernel $mine --quick -o quick >/dev/null
+one=(--route-jsonl qwen36-generated --route-layer-regex 'layers\.9\.' --max-cases 1)
+b70-replay "${one[@]}" --stage moe.gemm2 --kernel $base --kernel $mine --quick -o quick >/dev/null
 refused quick 3 quick --kernel $mine
 refused kernel_not_in_run 3 "$run" --kernel sycl:moe.gemm2:rows
 refused is_baseline 3 "$run" --kernel $base
@@ -58,7 +59,7 @@ refused edited_journal 5 edited2 --kernel $mine
 cp "$root/docs/add-a-kernel.md" page.md
 sed -n '/^```python$/,/^```$/p' page.md | grep -v '^```' >mine.py
 code=0
-b70-replay --route-jsonl qwen36-generated --max-cases 1 --stage moe.quantize --load mine.py --quick -o wrong >/dev/null || code=$?
+b70-replay "${one[@]}" --stage moe.quantize --load mine.py --quick -o wrong >/dev/null || code=$?
 [ $code -eq 1 ]
 refused red_case 1 wrong --kernel mine:moe.quantize:divide
 grep -q 'reproduce: b70-replay run ' refused.txt

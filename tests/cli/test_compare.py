@@ -8,7 +8,7 @@ import pytest
 from replay.results import compare
 from replay.results.build import build
 from replay.session import journal as j
-from tests.conftest import Cli
+from tests.conftest import cli_in
 
 RUN = (
     "run", "--capture", "qwen36-generated", "--route-layer-regex", r"\.9\.", "--max-cases", 1, "--stage", "moe.remap",
@@ -16,12 +16,19 @@ RUN = (
 )  # fmt: skip
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run in the folder a."""
+    folder = tmp_path_factory.mktemp("compare")
+    assert cli_in(folder)(*RUN, "-o", "a").returncode == 0
+    return folder
+
+
 @pytest.fixture
-def two(cli: Cli, tmp_path: Path) -> list[j.Record]:
-    """A run, and a copy of it in which every sample took half as long again."""
-    assert cli(*RUN, "-o", "a").returncode == 0
-    records = j.read(tmp_path / "a" / j.NAME)
-    rewrite(tmp_path / "b", [slower(r) for r in records])
+def two(folder: Path) -> list[j.Record]:
+    """The run, beside it a copy in which every sample took half as long again."""
+    records = j.read(folder / "a" / j.NAME)
+    rewrite(folder / "b", [slower(r) for r in records])
     return records
 
 
@@ -42,8 +49,9 @@ def rewrite(folder: Path, records: list[j.Record]) -> None:
             journal.write(record)
 
 
-def test_two_runs_beside_one_another(cli: Cli, tmp_path: Path, two: list[j.Record]) -> None:
+def test_two_runs_beside_one_another(folder: Path, two: list[j.Record]) -> None:
     """A line a kernel and shape, and their ratio; a change of identity is refused until it is named."""
+    cli = cli_in(folder)
     done = cli("compare", "a", "b")
     assert done.returncode == 0, done.stderr
     lines = [line for line in done.stdout.splitlines() if line.startswith(("eager:", "sycl:"))]
@@ -52,7 +60,7 @@ def test_two_runs_beside_one_another(cli: Cli, tmp_path: Path, two: list[j.Recor
     begun = two[0]
     assert isinstance(begun, j.Begun)
     other = msgspec.structs.replace(begun, identity=begun.identity | {"packages": begun.identity["packages"] | {"torch": "9.9"}})
-    rewrite(tmp_path / "b", [other, *two[1:]])
+    rewrite(folder / "b", [other, *two[1:]])
     done = cli("compare", "a", "b")
     assert done.returncode == 5
     assert "got packages.torch: " in done.stderr

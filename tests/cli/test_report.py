@@ -8,7 +8,7 @@ import pytest
 from replay.results.build import build
 from replay.results.report import timed_rows
 from replay.session import journal as j
-from tests.conftest import Cli
+from tests.conftest import Cli, cli_in
 
 KERNELS = """
 from replay.kernels.eager import prepare_combine
@@ -25,10 +25,12 @@ KERNELS = [Kernel(id="mine:moe.combine:<lying>", prepare=":lying"), Kernel(id="m
 """
 
 
-@pytest.fixture
-def page(cli: Cli, tmp_path: Path) -> str:
-    """A run of two stages, two processes and a liar, as a page."""
-    (tmp_path / "mine.py").write_text(KERNELS.replace("<lying>", "lying"))
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two stages, two processes and a liar, with its page."""
+    folder = tmp_path_factory.mktemp("report")
+    cli = cli_in(folder)
+    (folder / "mine.py").write_text(KERNELS.replace("<lying>", "lying"))
     done = cli(
         "run", "--capture", "qwen36-generated", "--route-layer-regex", r"\.9\.", "--max-cases", 3, "--stage", "moe.combine",
         "--stage", "moe.remap", "--load", "mine.py", "--processes", 2, "--blocks", 5, "--repeats", 2, "-o", "run",
@@ -36,12 +38,18 @@ def page(cli: Cli, tmp_path: Path) -> str:
     assert done.returncode == 1, done.stderr
     done = cli("report", "run")
     assert (done.returncode, done.stdout) == (0, "wrote run/report.html\n"), done.stderr
-    return (tmp_path / "run" / "report.html").read_text()
+    return folder
 
 
-def test_every_mark_is_there(page: str, tmp_path: Path) -> None:
+@pytest.fixture
+def page(folder: Path) -> str:
+    """The page."""
+    return (folder / "run" / "report.html").read_text()
+
+
+def test_every_mark_is_there(page: str, folder: Path) -> None:
     """A mark and a floor line for each timed case and kernel, all samples of both processes."""
-    records = j.read(tmp_path / "run" / j.NAME)
+    records = j.read(folder / "run" / j.NAME)
     rows = timed_rows(build(records, "").rows)
     assert len(rows) == 3 * (3 + 2)
     assert len(re.findall(r'id="mark-moe\.(?:combine|remap)-\d+"', page)) == len(rows)
