@@ -9,7 +9,7 @@ from typing import Literal
 
 import msgspec
 
-DTYPE_BYTES = {"i8": 1, "bf16": 2, "f32": 4, "i32": 4, "i64": 8}
+DTYPE_BYTES = {"i8": 1, "bf16": 2, "f16": 2, "f32": 4, "i32": 4, "i64": 8}
 
 
 class Value(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -153,11 +153,25 @@ class Source(Value, frozen=True):
     rows: int
 
 
-class Routes(Value, frozen=True):
+class Routes(Value, frozen=True, tag="routes", tag_field="holds"):
     """Captured routes of consecutive token rows: ids [T][k], and the router's weights [T][k] where captured."""
 
     topk_ids: tuple[tuple[int, ...], ...]
     topk_weights: tuple[tuple[float, ...], ...] | None = None
+
+
+class Sequence(Value, frozen=True):
+    """One sequence of a GDN batch: its row of captured states (−1: padding, no slot), and the rows of its tokens, maybe none."""
+
+    state: int
+    tokens: tuple[int, ...]
+
+
+class States(Value, frozen=True, tag="states", tag_field="holds"):
+    """Captured GDN rows, too large to travel: the state file they lie in, and which of its rows make up the batch."""
+
+    path: str
+    sequences: tuple[Sequence, ...]
 
 
 class CaseId(Value, frozen=True):
@@ -193,7 +207,7 @@ TWINS: tuple[Twin, ...] = ("second", "strided", "strided second")
 
 
 class Case(Value, frozen=True):
-    """One replayed problem together with its captured rows, so that a child process needs no capture file.
+    """One replayed problem together with its captured rows, or for states with where they lie.
 
     Its twins have the same weights. ``second``: other bytes, activations of another seed and each token's slots in reverse
     order; a kernel that answers it with the first case's output has remembered, not computed. ``strided``: the bytes of
@@ -201,8 +215,20 @@ class Case(Value, frozen=True):
     """
 
     id: CaseId
-    routes: Routes
+    held: Routes | States
     twin: Twin | Literal[""] = ""
+
+    @property
+    def routes(self) -> Routes:
+        """What a MoE case holds."""
+        assert isinstance(self.held, Routes)
+        return self.held
+
+    @property
+    def states(self) -> States:
+        """What a GDN case holds."""
+        assert isinstance(self.held, States)
+        return self.held
 
     @property
     def problem(self) -> Problem:

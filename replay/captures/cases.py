@@ -14,53 +14,21 @@ import numpy as np
 
 from replay.captures.manifest import Capture
 from replay.captures.routes import Batch, read_batches
+from replay.captures.select import Select, compiled, parse_starts
 from replay.errors import InputError
 from replay.model import Case, CaseId, Geometry, Problem, Routes, Source
 
 # `router` repeats what the apply stages record; where a capture holds several, one is replayed: the first of these.
 STAGE_PREFERENCE = ("quark_int8_apply", "modular_apply", "router", "runner_pre_monolithic")
-DEFAULT_STARTS = 16
 _LAYER = re.compile(r"(?:language_model\.)?model\.layers\.(\d+)\.mlp(?:\.experts)?$")
 
 ProblemFor = Callable[[Geometry, int], Problem]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Select:
-    """The route selectors, under the names engineers type (``--route-…``)."""
-
-    layer_regex: str | None = None
-    stage_regex: str | None = None
-    start_indices: str | None = None
-    windows: tuple[int, ...] = (1,)
-    min_num_tokens: int | None = None
-    max_num_tokens: int | None = None
-    max_cases: int | None = None
 
 
 def layer_label(name: str) -> str:
     """``L9`` for the layer name of a main model; any other name as it is, so that a draft model's layer 0 stays apart."""
     match = _LAYER.match(name)
     return f"L{match[1]}" if match else name.replace("/", "_")
-
-
-def parse_starts(text: str, rows: int, window: int) -> list[int]:
-    """``0,5,8:64:4`` as indices; the stop is exclusive. ValueError names the part that is no index or range."""
-    if text == "default":
-        last = max(rows - window, 0)
-        return sorted({round(i * last / (DEFAULT_STARTS - 1)) for i in range(DEFAULT_STARTS)})
-    found: list[int] = []
-    for part in text.split(","):
-        match = re.fullmatch(r"\s*(\d+)(?::(\d+)(?::(\d+))?)?\s*", part)
-        if not match or match[3] == "0":
-            raise ValueError(f"an index or start:stop[:step], got {part!r}")
-        start, stop, step = match[1], match[2], match[3]
-        part_range = range(int(start), int(start) + 1) if stop is None else range(int(start), int(stop), int(step or 1))
-        # One index past the end is enough to be told; a range of billions is not worth making.
-        found += part_range[: rows + 1] if part_range and part_range[-1] >= rows else part_range
-    if not found:
-        raise ValueError(f"at least one index, got the empty range {text!r}")
-    return list(dict.fromkeys(found))
 
 
 def cases(capture: Capture, select: Select, geometry: Geometry, problem_for: ProblemFor, seed: int) -> Iterator[Case]:
@@ -89,16 +57,9 @@ def _passes(select: Select, batch: Batch) -> bool:
     return (select.min_num_tokens or 0) <= batch.num_tokens <= (select.max_num_tokens or batch.num_tokens)
 
 
-def _compiled(option: str, pattern: str | None) -> re.Pattern[str]:
-    try:
-        return re.compile(pattern or "")
-    except re.error as error:
-        raise InputError(option, "pattern", "a regular expression", f"{pattern!r} ({error})") from None
-
-
 def _count(capture: Capture, select: Select, geometry: Geometry) -> _Layers:
-    layer_re = _compiled("--route-layer-regex", select.layer_regex)
-    stage_re = _compiled("--route-stage-regex", select.stage_regex)
+    layer_re = compiled("--route-layer-regex", select.layer_regex)
+    stage_re = compiled("--route-stage-regex", select.stage_regex)
     rows: dict[tuple[str, str, str], int] = {}
     seen_layers: set[str] = set()
     seen_stages: set[str] = set()

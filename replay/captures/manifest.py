@@ -1,24 +1,30 @@
 """A capture folder's manifest: what its files are, what made them, and the sha256 of each."""
 
 import hashlib
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 
+from replay import cache
 from replay.data import path as data_path
 from replay.errors import InputError
 from replay.model import Geometry
 
 MANIFEST = "manifest.json"
+STATE_SUFFIX = ".safetensors"
+
+
+Holds = Literal["routes", "states"]
 
 
 class FileEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One file of the capture; ``path`` is relative to the manifest."""
 
     path: str
-    holds: Literal["routes"]
+    holds: Holds
     sha256: str
     bytes: int
 
@@ -38,12 +44,24 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
 @dataclass(frozen=True)
 class Capture:
-    """An opened capture: its name in case ids, its route file, and its manifest where it has one."""
+    """An opened capture: its name in case ids, its files, and its manifest where it has one.
+
+    ``modes`` are those that it was made with. ``sha256`` is that of its one file, or of its files' in a row.
+    """
 
     name: str
-    routes: Path
+    holds: Holds
+    files: tuple[Path, ...]
     sha256: str
     manifest: Manifest | None
+    modes: Mapping[str, str]
+
+    @property
+    def routes(self) -> Path:
+        """The route file; InputError where the capture holds states."""
+        if self.holds != "routes":
+            raise InputError(self.name, "holds", "routes", self.holds)
+        return self.files[0]
 
 
 def file_sha256(path: Path) -> str:
@@ -90,7 +108,7 @@ def locate(name: str) -> Path:
 
 
 def open_capture(path: Path) -> Capture:
-    """Open a capture folder, or one route file (a manifest beside it that names it is used).
+    """Open a capture folder, or one route or state file (a manifest beside it that names it is used).
 
     Raises InputError for a missing path, a folder without a manifest, or a file that its manifest does not describe.
     """
@@ -101,13 +119,52 @@ def open_capture(path: Path) -> Capture:
         raise InputError(str(path), "path", f"a route file, or a folder with {MANIFEST}", "a directory without one")
     if (folder / MANIFEST).is_file():
         manifest = read_manifest(folder / MANIFEST)
-        routes = [e for e in manifest.files if e.holds == "routes" and path in (folder, folder / e.path)]
-        if routes:
-            check_files(folder, manifest)
-            return Capture(manifest.name, folder / routes[0].path, routes[0].sha256, manifest)
+        entries = [e for e in manifest.files if path in (folder, folder / e.path)]
+        if entries:
+            return _described(folder, manifest, entries)
         if path.is_dir():
-            raise InputError(str(folder / MANIFEST), "files", "a file that holds routes", "none")
+            raise InputError(str(folder / MANIFEST), "files", "a file that holds routes or states", "none")
     if not path.is_file():
         raise InputError(str(path), "path", "a regular file", "something else")
     sha256 = file_sha256(path)
-    return Capture(sha256[:8], path, sha256, None)
+    if path.suffix == STATE_SUFFIX:
+        return Capture(sha256[:8], "states", (path,), sha256, None, _modes_of([path]))
+    return Capture(sha256[:8], "routes", (path,), sha256, None, {})
+
+
+def _described(folder: Path, manifest: Manifest, entries: list[FileEntry]) -> Capture:
+    """A capture as its manifest describes it; several routes, or both kinds in one, are read as the first one's."""
+    folder = made(folder, manifest)
+    check_files(folder, manifest)
+    holds = entries[0].holds
+    chosen = [e for e in entries if e.holds == holds][: 1 if holds == "routes" else None]
+    files = tuple(folder / e.path for e in chosen)
+    sha256 = chosen[0].sha256 if len(chosen) == 1 else hashlib.sha256("".join(e.sha256 for e in chosen).encode()).hexdigest()
+    modes = dict(manifest.modes) if holds == "routes" else {**_modes_of(files), **manifest.modes}
+    return Capture(manifest.name, holds, files, sha256, manifest, modes)
+
+
+def made(folder: Path, manifest: Manifest) -> Path:
+    """The folder with a capture's files: its own, or where they are to be generated the one in the cache, made when it is not
+    there. States are megabytes that a seed gives as well."""
+    if manifest.generator is None or all((folder / e.path).exists() for e in manifest.files):
+        return folder
+    from replay.captures import generate_states
+
+    key = hashlib.sha256(msgspec.json.encode([manifest.files, manifest.generator])).hexdigest()[:16]
+    cached = cache.folder() / "captures" / f"{manifest.name}-{key}"
+    if not all((cached / e.path).is_file() for e in manifest.files):
+        generate_states.again(cached, manifest)
+    return cached
+
+
+def _modes_of(files: Iterable[Path]) -> dict[str, str]:
+    """The modes that state files were captured with; InputError where two differ."""
+    from replay.captures.states import open_states
+
+    modes: dict[str, str] = {}
+    for file in files:
+        for name, value in open_states(file).modes.items():
+            if modes.setdefault(name, value) != value:
+                raise InputError(str(file), f"mode {name}", f"{modes[name]}, as in the files before it", value)
+    return modes

@@ -184,7 +184,7 @@ def _rows(seen: Seen, capture: Capture) -> Iterator[Refusal]:
     for case in seen.plan.cases:
         if case.twin or case.id.problem.layout != "contiguous":
             yield Refusal("evidence_differs", "a twin stands in the place of a case", str(case.id))
-        if rows.get(case.id.source) != case.routes:
+        if rows.get(case.id.source) != case.held:
             yield Refusal("evidence_differs", "the capture's rows are not the journal's", str(case.id))
         if case.problem.geometry != (manifest.geometry if manifest else geometry):
             yield Refusal("geometry_differs", f"{case.problem.geometry}: not that of the capture", str(case.id))

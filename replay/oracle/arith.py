@@ -34,6 +34,20 @@ def exp_cr(x: F32) -> F32:
     return result
 
 
+def log_cr(x: F32) -> F32:
+    """log evaluated in f64 and rounded once to f32."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        result: F32 = np.log(x.astype(np.float64)).astype(np.float32)
+    return result
+
+
+def log1p_cr(x: F32) -> F32:
+    """log(1 + x) evaluated in f64 and rounded once to f32."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        result: F32 = np.log1p(x.astype(np.float64)).astype(np.float32)
+    return result
+
+
 def silu(g: F32) -> F32:
     """g / (1 + exp_cr(−g)), every step but exp in f32."""
     with np.errstate(over="ignore", invalid="ignore"):

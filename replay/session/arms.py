@@ -37,7 +37,7 @@ class Arms:
 
     def begin(self, case: Case) -> Tensors:
         """Draw the inputs of the next case; what was packed for another one is forgotten."""
-        if self.case is None or (self.case.id, self.case.routes) != (case.id, case.routes):
+        if self.case is None or (self.case.id, self.case.held) != (case.id, case.held):
             self.packed.clear()
         self.case = case
         return STAGES[case.problem.stage].inputs(case)

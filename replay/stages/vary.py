@@ -16,7 +16,7 @@ def inputs_when_timed(stage: Stage, case: Case) -> Tensors:
     return varied(stage.specs(case.problem), stage.inputs(case), CHECKED)
 
 
-_VALUES = ("bf16", "f32", "i8")
+_VALUES = ("bf16", "f16", "f32", "i8")
 
 
 def varied(specs: tuple[Spec, ...], inputs: Tensors, number: int) -> Tensors:
@@ -38,13 +38,15 @@ def varied(specs: tuple[Spec, ...], inputs: Tensors, number: int) -> Tensors:
 
 def doubled(case: Case) -> Case:
     """A case and the same again with every expert's neighbour in its place: two tokens at least, with other experts. One
-    token alone is all alike to a stage that only moves rows."""
+    token alone is all alike to a stage that only moves rows. States stay as they are: no other rows of theirs are at hand."""
+    if not isinstance(case.held, Routes):
+        return case
     routes, experts, rows = case.routes, case.problem.geometry.experts, 2 * case.problem.rows
     shifted = tuple(tuple((e + 1) % experts if e >= 0 else e for e in row) for row in routes.topk_ids)
     weights = routes.topk_weights and (*routes.topk_weights, *reversed(routes.topk_weights))
     replace = msgspec.structs.replace
     id_ = replace(case.id, problem=replace(case.problem, rows=rows), source=replace(case.id.source, rows=rows))
-    return replace(case, id=id_, routes=Routes((*routes.topk_ids, *shifted), weights))
+    return replace(case, id=id_, held=Routes((*routes.topk_ids, *shifted), weights))
 
 
 def twin_of(stage: Stage, case: Case, twin: Twin) -> Case:

@@ -1,0 +1,253 @@
+"""GDN captures: one safetensors file a layer, with what its kernels saw at each step.
+
+A *row* is one token of one sequence at one step: its ``qkvz`` and ``ba``, and where they were kept the states before it. Tensors
+of a file, R rows of them N with states::
+
+    qkvz [R, conv_dim + Hv·V]   ba [R, 2·Hv]            as projected; or mixed_qkv [R, conv_dim], z [R, Hv, V], a and b [R, Hv]
+    conv_state [N, W−1, conv_dim], row 0 the oldest     ssm_state [N, Hv, V, K], or [N, Hv, K, V] under state_layout=k_v
+    conv_weights [conv_dim, W]  conv_bias [conv_dim]    A_log [Hv] f32   dt_bias [Hv]
+    step, sequence, slot, state_row  int32 [R]          slot −1: a padding row; state_row −1: no states were kept
+
+The metadata holds ``form``, ``layer``, ``modes`` (the named modes, as JSON) and ``caches`` (shape, stride and storage offset of the
+tables that the states were rows of, as JSON). bf16 comes as uint16 bit patterns. Files are mapped, not read: numpy has no bf16, for
+which safetensors' own reader wants torch or a copy of all bytes.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from replay.captures.manifest import Capture
+from replay.captures.select import Select, compiled, parse_starts
+from replay.errors import InputError
+from replay.model import Case, CaseId, Geometry, Sequence, Source, States
+
+FORM = "b70-state/1"
+LAYER = "model.layers.{}.linear_attn"
+_DTYPES = {"BF16": "<u2", "F16": "<f2", "F32": "<f4", "I32": "<i4"}
+NAMES = {"BF16": "bf16", "F16": "f16", "F32": "f32", "I32": "i32"}
+_INDEX = ("step", "sequence", "slot", "state_row")
+_HEADER_LIMIT = 100 << 20
+
+
+class _Tensor(msgspec.Struct, frozen=True):
+    dtype: str
+    shape: tuple[int, ...]
+    data_offsets: tuple[int, int]
+
+
+class Cache(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The table that captured states were rows of; in elements."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    storage_offset: int
+
+
+@dataclass(frozen=True)
+class StateFile:
+    """One opened file; tensors are views of the mapped bytes."""
+
+    path: Path
+    layer: str
+    modes: dict[str, str]
+    caches: dict[str, Cache]
+    entries: dict[str, _Tensor]
+    data: NDArray[np.uint8]
+
+    def has(self, name: str) -> bool:
+        """Whether the file has a tensor of that name."""
+        return name in self.entries
+
+    def dtype(self, name: str) -> str:
+        """``bf16``, ``f16``, ``f32`` or ``i32``."""
+        return NAMES[self.entries[name].dtype]
+
+    def tensor(self, name: str) -> NDArray[Any]:
+        """One tensor; InputError where the file has none."""
+        if name not in self.entries:
+            raise InputError(str(self.path), name, "a tensor of that name", "none")
+        entry = self.entries[name]
+        begin, end = entry.data_offsets
+        return self.data[begin:end].view(_DTYPES[entry.dtype]).reshape(entry.shape)
+
+    @cached_property
+    def index(self) -> dict[str, NDArray[np.int32]]:
+        """step, sequence, slot and state_row of every row."""
+        return {name: self.tensor(name) for name in _INDEX}
+
+
+def open_states(path: Path) -> StateFile:
+    """Map a file and read its header; InputError for anything that is not a state file."""
+
+    def refused(field: str, expected: str, got: object) -> InputError:
+        return InputError(str(path), field, expected, str(got))
+
+    if path.stat().st_size < 8:
+        raise refused("header", "a safetensors file", f"{path.stat().st_size} bytes")
+    data = np.memmap(path, np.uint8, "r")
+    length = int(data[:8].view("<u8")[0])
+    if length > min(len(data) - 8, _HEADER_LIMIT):
+        raise refused("header", "a safetensors file", f"a header of {length} bytes in a file of {len(data)}")
+    try:
+        header = msgspec.json.decode(bytes(data[8 : 8 + length]), type=dict[str, msgspec.Raw])
+        meta = msgspec.json.decode(header.pop("__metadata__", msgspec.Raw(b"{}")), type=dict[str, str])
+        entries = {name: msgspec.json.decode(raw, type=_Tensor) for name, raw in header.items()}
+        modes = msgspec.json.decode(meta.get("modes", "{}"), type=dict[str, str])
+        caches = msgspec.json.decode(meta.get("caches", "{}"), type=dict[str, Cache])
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise refused("header", "a safetensors header", error) from None
+    if meta.get("form") != FORM:
+        raise refused("form", FORM, meta.get("form"))
+    body = data[8 + length :]
+    for name, entry in entries.items():
+        if entry.dtype not in _DTYPES:
+            raise refused(f"{name}: dtype", f"one of {', '.join(_DTYPES)}", entry.dtype)
+        begin, end = entry.data_offsets
+        if not 0 <= begin <= end <= len(body) or end - begin != math.prod(entry.shape) * np.dtype(_DTYPES[entry.dtype]).itemsize:
+            raise refused(f"{name}: data_offsets", f"{entry.shape} of {entry.dtype} inside the file", entry.data_offsets)
+    return StateFile(path, meta.get("layer", ""), modes, caches, entries, body)
+
+
+# ---------------------------------------------------------------- checks
+
+
+def check_states(file: StateFile, geometry: Geometry) -> None:
+    """Shapes, finite values and slots; InputError names the tensor and the row."""
+    g, rows = geometry, len(file.tensor("step"))
+    v_width, conv_dim = g.v_heads * g.head_dim, 2 * g.k_heads * g.head_dim + g.v_heads * g.head_dim
+    states = len(file.tensor("ssm_state"))
+    want: dict[str, tuple[int, ...]] = {
+        **({"qkvz": (rows, conv_dim + v_width)} if file.has("qkvz") else
+           {"mixed_qkv": (rows, conv_dim), "z": (rows, g.v_heads, g.head_dim)}),
+        **({"ba": (rows, 2 * g.v_heads)} if file.has("ba") else {"a": (rows, g.v_heads), "b": (rows, g.v_heads)}),
+        "conv_state": (states, g.conv_width - 1, conv_dim), "ssm_state": (states, g.v_heads, g.head_dim, g.head_dim),
+        "conv_weights": (conv_dim, g.conv_width), "A_log": (g.v_heads,), "dt_bias": (g.v_heads,),
+        **dict.fromkeys(_INDEX, (rows,)),
+    }  # fmt: skip
+    if file.has("conv_bias"):
+        want["conv_bias"] = (conv_dim,)
+    for name, shape in want.items():
+        tensor = file.tensor(name)
+        if tensor.shape != shape:
+            raise InputError(str(file.path), name, f"shape {shape} (geometry {geometry})", str(tensor.shape))
+        wanted = _dtype_of(name, file.modes)
+        if file.dtype(name) not in wanted:
+            raise InputError(str(file.path), name, " or ".join(wanted) + _declared(name, file.modes), file.dtype(name))
+        _check_finite(file, name)
+    _check_slots(file, states)
+
+
+def _dtype_of(name: str, modes: dict[str, str]) -> tuple[str, ...]:
+    if name in _INDEX:
+        return ("i32",)
+    declared = {"dt_bias": modes.get("dt_bias", "f32"), "ssm_state": modes.get("ssm_state", "f32"), "A_log": "f32"}
+    return (declared.get(name, "bf16"),)
+
+
+def _declared(name: str, modes: dict[str, str]) -> str:
+    return f" (mode {name}={_dtype_of(name, modes)[0]})" if name in ("dt_bias", "ssm_state") else ""
+
+
+def _check_finite(file: StateFile, name: str) -> None:
+    array = file.tensor(name)
+    if file.dtype(name) == "bf16":
+        bad = (array & 0x7F80) == 0x7F80
+    elif file.dtype(name) == "i32":
+        return
+    else:
+        bad = ~np.isfinite(array)
+    if bad.any():
+        at = np.argwhere(bad)[0].tolist()
+        raise InputError(str(file.path), f"{name}{at}", "a finite number", "NaN or inf")
+
+
+def _check_slots(file: StateFile, states: int) -> None:
+    index = file.index
+    bad = np.flatnonzero((index["state_row"] < -1) | (index["state_row"] >= states))
+    if len(bad):
+        got = str(index["state_row"][bad[0]])
+        raise InputError(str(file.path), f"state_row[{bad[0]}]", f"−1 ≤ row < {states}", got)
+    if len(low := np.flatnonzero(index["slot"] < -1)):
+        raise InputError(str(file.path), f"slot[{low[0]}]", "−1 or more", str(index["slot"][low[0]]))
+    seen: dict[tuple[int, int], tuple[int, int]] = {}
+    for row, (step, slot, sequence) in enumerate(zip(index["step"], index["slot"], index["sequence"], strict=True)):
+        if slot < 0:
+            continue
+        other, first = seen.setdefault((int(step), int(slot)), (int(sequence), row))
+        if first != row:
+            raise InputError(
+                str(file.path), f"slot[{row}]", f"a slot of its own at step {step}",
+                f"{slot}, which row {first} has" + ("" if other == sequence else f" (sequences {other} and {sequence})"),
+            )  # fmt: skip
+
+
+# ---------------------------------------------------------------- cases
+
+
+def layer_label(name: str) -> str:
+    """``L0`` for ``model.layers.0.linear_attn``; any other name as it is."""
+    parts = name.split(".")
+    number = parts[parts.index("layers") + 1] if "layers" in parts[:-1] else ""
+    return f"L{number}" if number.isdigit() else name.replace("/", "_")
+
+
+def cases(capture: Capture, select: Select, geometry: Geometry, problem_for: Any, seed: int) -> Iterator[Case]:
+    """Cases of W consecutive rows that have states, or are padding, of one layer: W sequences of one token each."""
+    layer_re = compiled("--route-layer-regex", select.layer_regex)
+    files = [file for file in map(open_states, capture.files) if layer_re.search(file.layer)]
+    if not files:
+        raise InputError("--route-layer-regex", "pattern", f"one that matches a layer of {capture.name}", repr(select.layer_regex))
+    for window in select.windows:
+        for file in files:
+            usable = replayable(file)
+            for start in _starts(select, file, len(usable), window)[: select.max_cases]:
+                source = Source(capture.name, layer_label(file.layer), start, window)
+                yield Case(CaseId(problem_for(geometry, window), source, seed), states_at(file, usable, start, window))
+
+
+def replayable(file: StateFile) -> NDArray[np.int64]:
+    """The rows that can be replayed by themselves: their states were kept, or they are padding."""
+    return np.flatnonzero((file.index["state_row"] >= 0) | (file.index["slot"] < 0))
+
+
+def states_at(file: StateFile, usable: NDArray[np.int64], start: int, rows: int) -> States:
+    """``rows`` sequences of one token each, from the ``start``-th usable row on."""
+    chosen = usable[start : start + rows].tolist()
+    index = file.index
+    found = tuple(Sequence(int(index["state_row"][r]) if index["slot"][r] >= 0 else -1, (r,)) for r in chosen)
+    return States(str(file.path.resolve()), found)
+
+
+def find(capture: Capture, wanted: CaseId) -> Case:
+    """The case that an id names; InputError where the capture has no such layer or rows."""
+    labels = []
+    for file in map(open_states, capture.files):
+        labels.append(layer_label(file.layer))
+        if labels[-1] == wanted.source.layer:
+            usable, start, rows = replayable(file), wanted.source.start, wanted.source.rows
+            if start + rows > len(usable):
+                raise InputError("--case", "rows", f"start + rows ≤ {len(usable)}", f"{start} + {rows}")
+            return Case(wanted, states_at(file, usable, start, rows))
+    raise InputError("--case", "layer", f"one of {', '.join(labels)}", wanted.source.layer)
+
+
+def _starts(select: Select, file: StateFile, rows: int, window: int) -> list[int]:
+    try:
+        starts = parse_starts("default" if select.start_indices is None else select.start_indices, rows, window)
+    except ValueError as error:
+        expected, _, got = str(error).partition(", got ")
+        raise InputError("--route-start-indices", "value", expected, got) from None
+    if bad := [s for s in starts if s + window > rows]:
+        raise InputError(
+            "--route-start-indices", "index", f"start + window ≤ the {rows} rows with states of {file.layer}",
+            f"{bad[0]} + {window}",
+        )  # fmt: skip
+    return starts
