@@ -1,7 +1,7 @@
 """Make a state capture from a seed: GDN states and inputs as a trained model's first layer has them.
 
 Distributions: projected q, k, v, z, b and a in bf16, q|k|v and z N(0, 1), b 0.65 + N(0, 1), a −1.7 + 1.7·N(0, 1); SSM entries
-N(0, 1) times a scale a v-head of 0.3 to 4, so that some reach ±15; conv states N(0, 1); conv weights N(0, 1)/√W; A_log
+N(0, 1) times a v-head's scale, from 0.3 to 3, so that some reach ±15; conv states N(0, 1); conv weights N(0, 1)/√W; A_log
 log(u), u uniform in [1, 16); dt_bias the inverse softplus of a step that is log-uniform in [0.001, 0.1]. numpy's Philox, so that a seed
 gives the same capture everywhere; the manifest's sha256 says so. A layer's file holds the states of its first step alone: those of
 the later ones follow from it.
@@ -44,7 +44,7 @@ def draw_layer(model: StateModel, layer: int, g: Geometry) -> dict[str, NDArray[
     def normal(*shape: int) -> NDArray[np.float32]:
         return rng.standard_normal(shape, np.float32)
 
-    scale = np.exp(rng.uniform(np.log(0.3), np.log(4), (g.v_heads, 1, 1))).astype(np.float32)
+    scale = np.geomspace(0.3, 3, g.v_heads).astype(np.float32)[:, None, None]
     step = np.exp(rng.uniform(np.log(0.001), np.log(0.1), g.v_heads))
     row = np.arange(rows, dtype=np.int32)
     return {

@@ -22,7 +22,7 @@ RESIDUES = (2, 4, 8, 16, 32, 64, 128)
 
 Arrays = Mapping[str, NDArray[Any]]
 
-_NAN_ABOVE = {"bf16": 0x7F80, "f32": 0x7F800000}
+_NAN_ABOVE = {"bf16": 0x7F80, "f16": 0x7C00, "f32": 0x7F800000}
 
 
 @dataclass(frozen=True)
@@ -97,8 +97,8 @@ def _by_row(array: NDArray[Any]) -> NDArray[Any]:
 def _bits(array: NDArray[Any], dtype: str) -> NDArray[Any]:
     """Integers that are equal exactly when the values are: NaNs folded into one."""
     flat = np.ascontiguousarray(array)
-    if dtype == "f32":
-        flat = flat.view(np.uint32)
+    if dtype in ("f32", "f16"):
+        flat = flat.view(np.uint32 if dtype == "f32" else np.uint16)
     if dtype in _NAN_ABOVE:
         magnitude = flat & flat.dtype.type((1 << (8 * flat.dtype.itemsize - 1)) - 1)
         return np.where(magnitude > _NAN_ABOVE[dtype], flat.dtype.type(_NAN_ABOVE[dtype] + 1), flat)

@@ -64,9 +64,9 @@ def redrawn(value: NDArray[Any] | ExpertRows, dtype: str) -> NDArray[Any] | Expe
     rng = np.random.Generator(np.random.Philox(key=1))
     if dtype == "i8":
         return rng.integers(-127, 128, value.shape, np.int8)
-    if dtype in ("f32", "bf16"):
+    if dtype in ("f32", "f16", "bf16"):
         drawn = rng.standard_normal(value.shape, np.float32)
-        return rn_bf16(drawn) if dtype == "bf16" else np.abs(drawn)
+        return rn_bf16(drawn) if dtype == "bf16" else np.abs(drawn).astype(value.dtype)
     valid = value >= 0
     present, place = np.unique(value[valid], return_inverse=True)
     turned = value.copy()

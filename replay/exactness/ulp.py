@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from replay.oracle.arith import bf16_to_f32
 
 # Bits of a significand behind the point, and the least exponent of a normal number.
-_FORMATS = {"bf16": (7, -126), "f32": (23, -126)}
+_FORMATS = {"bf16": (7, -126), "f16": (10, -14), "f32": (23, -126)}
 
 
 def ulp(value: NDArray[Any], dtype: str) -> NDArray[np.float64]:

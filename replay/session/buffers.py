@@ -34,7 +34,7 @@ def torch_dtype(name: str) -> "torch.dtype":
     import torch
 
     integers = {"i8": torch.int8, "i16": torch.int16, "i32": torch.int32, "i64": torch.int64}
-    return (integers | {"bf16": torch.bfloat16, "f32": torch.float32})[name]
+    return (integers | {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32})[name]
 
 
 def to_torch(array: NDArray[Any], dtype: str) -> "torch.Tensor":

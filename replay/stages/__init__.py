@@ -6,10 +6,11 @@ from fnmatch import fnmatchcase
 
 from replay.errors import InputError
 from replay.model import Geometry, Problem
+from replay.stages.gdn import STAGES as _GDN
 from replay.stages.moe import STAGES as _MOE
 from replay.stages.stage import Stage
 
-STAGES: dict[str, Stage] = {stage.name: stage for stage in _MOE}
+STAGES: dict[str, Stage] = {stage.name: stage for stage in (*_MOE, *_GDN)}
 
 
 def matching(globs: Iterable[str]) -> list[Stage]:

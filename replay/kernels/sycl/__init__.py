@@ -21,6 +21,13 @@ def _matrix(stage: str, function: str) -> Kernel:
     )  # fmt: skip
 
 
+def _gdn(id_: str, function: str, launches: int, summary: str) -> Kernel:
+    return Kernel(
+        id=f"sycl:{id_}", prepare=f"replay.kernels.sycl.gdn:{function}", devices=("cpu", "xpu"), needs=NEEDS, launches=launches,
+        summary=summary, rests_on=("sub_groups",),
+    )  # fmt: skip
+
+
 KERNELS = (
     _kernel("moe.quantize:rows", "prepare_quantize", 1, "a work-group a row"),
     _kernel("moe.route:fused_prologue", "prepare_route_fused", 1, "one work-group counts, prefixes and places"),
@@ -49,4 +56,8 @@ KERNELS = (
     ),
     _kernel("moe.layer:active_offsets", "prepare_layer_active_offsets", 7, "one-launch prologue, active experts only", _PACK),
     _kernel("moe.layer:full_layerlet", "prepare_layer_full_layerlet", 2, "all up to the combine in one launch", _PACK),
+    _gdn("gdn.conv:channels", "prepare_conv", 1, "a work-group a sequence and 256 channels"),
+    _gdn("gdn.recurrent:heads", "prepare_recurrent", 1, "a work-group a sequence and v-head"),
+    _gdn("gdn.step:staged", "prepare_step_staged", 2, "conv, then recurrence"),
+    _gdn("gdn.step:fused", "prepare_step_fused", 1, "a work-group a sequence and k-head does both, the state in registers"),
 )

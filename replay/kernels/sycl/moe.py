@@ -5,7 +5,7 @@ in between. Each step is written once and serves the stage and every composite.
 """
 
 import ctypes
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from typing import TYPE_CHECKING, Any
 
 from replay.kernels.sycl.runtime import Program
@@ -363,19 +363,19 @@ def _prepare(step: Callable[[Steps], None]) -> Callable[[Problem, "Weights"], "R
         steps = Steps(problem, device_kind(weights))
         step(steps)
         run = steps.program.run
-        return run if problem.layout == "contiguous" else lambda tensors: run(_gathered(tensors, weights))
+        return run if problem.layout == "contiguous" else lambda tensors: run(gathered(tensors, weights))
 
     return prepare
 
 
-def _gathered(tensors: "Mapping[str, torch.Tensor]", weights: "Weights") -> "dict[str, torch.Tensor]":
-    """Contiguous, aligned copies of the inputs that are not: device code reads rows without a stride, in vectors. Weights are
-    contiguous in every layout."""
+def gathered(tensors: "Mapping[str, torch.Tensor]", left: Container[str]) -> "dict[str, torch.Tensor]":
+    """Contiguous, aligned copies of the inputs that are not: device code reads rows without a stride, in vectors. Those named in
+    ``left`` stay as they are: weights, which are contiguous in every layout, and tables, whose stride a kernel is told."""
     import torch
 
     return {
         n: t
-        if n in weights or (t.is_contiguous() and t.data_ptr() % _ALIGN == 0)
+        if n in left or (t.is_contiguous() and t.data_ptr() % _ALIGN == 0)
         else t.clone(memory_format=torch.contiguous_format)
         for n, t in tensors.items()
     }

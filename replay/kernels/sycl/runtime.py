@@ -164,7 +164,7 @@ class Bundle:
         return self.kernels[name]
 
 
-Argument = Any  # a tensor's name, a ctypes value, a range of local bytes, or None
+Argument = Any  # a tensor's name, a ctypes value or structure, a range of local bytes, or None
 
 
 class Program:
@@ -208,7 +208,7 @@ class Program:
     def _argument(self, arg: Argument) -> tuple[bytes, int, Any]:
         if isinstance(arg, range):
             return b"l", len(arg), None
-        if isinstance(arg, ctypes._SimpleCData):
+        if isinstance(arg, ctypes._SimpleCData | ctypes.Structure):
             return b"v", ctypes.sizeof(arg), arg
         if hasattr(arg, "data_ptr"):
             self._keep.append(arg)

@@ -1,0 +1,348 @@
+// GDN decode: conv, recurrence, and both in one launch. `_cpu` bodies work on blocks of sixteen rows of V in vectors, `_gpu` bodies
+// on a row of V a sub-group, its state in registers; both add in the contract's order.
+#include "gdn.hpp"
+
+constexpr int conv_block = 256;  // channels of a work-group
+constexpr int gpu_lanes = 128;   // of the recurrence: eight sub-groups of sixteen
+constexpr int most_dim = 256;
+
+// ---------------------------------------------------------------- conv
+
+// One work-group a sequence and 256 channels of q|k|v, then of z, then of b|a.
+template <int LANES>
+inline void conv_group(const uint16_t *qkvz, const uint16_t *ba, const uint16_t *weights, const uint16_t *bias, const int32_t *slots,
+                       const int32_t *starts, uint16_t *conv_state, uint16_t *qkv, uint16_t *z, uint16_t *b, uint16_t *a, const Gdn &g) {
+  Lanes<LANES, 2> lanes;
+  int64_t sequence = lanes.row(), slot = slots[sequence];
+  int first = starts[sequence], last = starts[sequence + 1], all = g.channels() + g.values();
+  int begin = int(lanes.column()) * conv_block;
+  for (int c = begin + lanes.lane; c < begin + conv_block; c += LANES) {
+    if (c < g.channels()) {
+      if (slot < 0 || first == last) continue;
+      conv_channel(g, qkvz, weights, bias, conv_state + slot * g.conv_stride, first, last, c,
+                   [=](int t, uint16_t bits) { qkv[int64_t(t) * g.channels() + c] = bits; });
+    } else if (c < all) {
+      copy_z(g, qkvz, z, first, last, c - g.channels(), slot >= 0);
+    } else if (c < all + 2 * g.v_heads) {
+      int gate = c - all, from = gate_source(g, gate), head = gate < g.v_heads ? gate : gate - g.v_heads;
+      uint16_t *to = gate < g.v_heads ? b : a;
+      for (int t = first; t < last; t++) to[int64_t(t) * g.v_heads + head] = ba[int64_t(t) * 2 * g.v_heads + from];
+    }
+  }
+}
+
+KERNEL(2) void conv_cpu(const uint16_t *qkvz, const uint16_t *ba, const uint16_t *weights, const uint16_t *bias, const int32_t *slots,
+                        const int32_t *starts, uint16_t *conv_state, uint16_t *qkv, uint16_t *z, uint16_t *b, uint16_t *a, Gdn g) {
+  conv_group<1>(qkvz, ba, weights, bias, slots, starts, conv_state, qkv, z, b, a, g);
+}
+KERNEL(2) SUB_GROUP(16) void conv_gpu(const uint16_t *qkvz, const uint16_t *ba, const uint16_t *weights, const uint16_t *bias,
+                                      const int32_t *slots, const int32_t *starts, uint16_t *conv_state, uint16_t *qkv, uint16_t *z,
+                                      uint16_t *b, uint16_t *a, Gdn g) {
+  conv_group<conv_block>(qkvz, ba, weights, bias, slots, starts, conv_state, qkv, z, b, a, g);
+}
+
+// ---------------------------------------------------------------- recurrence, cpu body
+
+using f16v = float __attribute__((ext_vector_type(16)));
+using f16u = float __attribute__((ext_vector_type(16), aligned(4)));
+
+inline f16v load16(const float *p) { return *reinterpret_cast<const f16u *>(p); }
+inline void store16(float *p, f16v x) { *reinterpret_cast<f16u *>(p) = x; }
+
+// Sixteen rows of sixteen partial sums each → the sixteen sums, each folded by 8, 4, 2, 1.
+inline f16v fold16(f16v *r) {
+  for (int i = 0; i < 8; i++)
+    r[i] = __builtin_shufflevector(r[i], r[i + 8], 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23) +
+           __builtin_shufflevector(r[i], r[i + 8], 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31);
+  for (int i = 0; i < 4; i++)
+    r[i] = __builtin_shufflevector(r[i], r[i + 4], 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27) +
+           __builtin_shufflevector(r[i], r[i + 4], 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31);
+  for (int i = 0; i < 2; i++)
+    r[i] = __builtin_shufflevector(r[i], r[i + 2], 0, 1, 4, 5, 8, 9, 12, 13, 16, 17, 20, 21, 24, 25, 28, 29) +
+           __builtin_shufflevector(r[i], r[i + 2], 2, 3, 6, 7, 10, 11, 14, 15, 18, 19, 22, 23, 26, 27, 30, 31);
+  f16v sums = __builtin_shufflevector(r[0], r[1], 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30) +
+              __builtin_shufflevector(r[0], r[1], 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
+  // Rows lie as 0 8 4 12 2 10 6 14, 1 9 5 13 3 11 7 15.
+  return __builtin_shufflevector(sums, sums, 0, 8, 4, 12, 2, 10, 6, 14, 1, 9, 5, 13, 3, 11, 7, 15);
+}
+
+// A row of q or k in f32, over its length.
+inline void norm_row(const Gdn &g, const uint16_t *from, float *to) {
+  f16v low = 0.0f, high = 0.0f;
+  for (int i = 0; i < g.dim(); i++) to[i] = bf16_to_f32(from[i]);
+  for (int i = 0; i < g.dim(); i += 32) {
+    f16v x = load16(to + i), y = load16(to + i + 16);
+    low += x * x;
+    high += y * y;
+  }
+  float lanes[32];
+  store16(lanes, low);
+  store16(lanes + 16, high);
+  float total = fold32(lanes);
+  for (int i = 0; i < g.dim(); i++) to[i] = normed(to[i], total, g.l2norm);
+}
+
+// What one token asks of one v-head.
+struct Token {
+  float q[most_dim], k[most_dim];
+  float g, beta;
+};
+
+inline void read_keys(const Gdn &g, const uint16_t *row, int k_head, Token &token) {
+  norm_row(g, row + (k_head << g.shift), token.q);
+  norm_row(g, row + g.keys() + (k_head << g.shift), token.k);
+  float scale = float(1.0 / sycl::sqrt(double(g.dim())));
+  for (int i = 0; i < g.dim(); i++) token.q[i] *= scale;
+}
+
+// Sixteen rows of V of one head through one token; `s` is f32 [16, K] with rows `apart`.
+inline void advance(float *s, int64_t apart, int dim, const Token &token, const uint16_t *v, uint16_t *out) {
+  f16v part[16], values;
+  for (int i = 0; i < 16; i++) values[i] = bf16_to_f32(v[i]);
+  for (int r = 0; r < 16; r++) {
+    f16v low = 0.0f, high = 0.0f;
+    const float *row = s + r * apart;
+    for (int i = 0; i < dim; i += 32) {
+      low += load16(row + i) * token.g * load16(token.k + i);
+      high += load16(row + i + 16) * token.g * load16(token.k + i + 16);
+    }
+    part[r] = low + high;
+  }
+  f16v d = (values - fold16(part)) * token.beta;
+  for (int r = 0; r < 16; r++) {
+    f16v low = 0.0f, high = 0.0f;
+    float *row = s + r * apart;
+    float mine = d[r];
+    for (int i = 0; i < dim; i += 32) {
+      f16v x = load16(row + i) * token.g + mine * load16(token.k + i);
+      f16v y = load16(row + i + 16) * token.g + mine * load16(token.k + i + 16);
+      store16(row + i, x);
+      store16(row + i + 16, y);
+      low += x * load16(token.q + i);
+      high += y * load16(token.q + i + 16);
+    }
+    part[r] = low + high;
+  }
+  f16v o = fold16(part);
+  for (int i = 0; i < 16; i++) out[i] = rn_bf16(o[i]);
+}
+
+// What the recurrence reads beside the state. a and b come apart, or both in `ba` as they were projected.
+struct Recurrence {
+  const uint16_t *qkv, *a, *b, *ba;
+  const float *a_log;
+  const void *dt_bias;
+  int dt_bf16;
+  uint16_t *out;
+
+  float beta(const Gdn &g, int64_t t, int head) const {
+    return sigmoid(bf16_to_f32(ba ? ba[t * 2 * g.v_heads + gate_source(g, head)] : b[t * g.v_heads + head]));
+  }
+  float decayed(const Gdn &g, int64_t t, int head) const {
+    uint16_t mine = ba ? ba[t * 2 * g.v_heads + gate_source(g, g.v_heads + head)] : a[t * g.v_heads + head];
+    return decay(mine, a_log[head], bias(head), g.softplus);
+  }
+  float bias(int head) const {
+    return dt_bf16 ? bf16_to_f32(static_cast<const uint16_t *>(dt_bias)[head]) : static_cast<const float *>(dt_bias)[head];
+  }
+};
+
+// One v-head of one sequence. f32 states in [V, K] are changed where they lie, others by way of a block in f32.
+inline void head_cpu(const Gdn &g, const Recurrence &r, void *state, int first, int last, int head) {
+  int dim = g.dim(), k_head = g.k_head(head);
+  bool in_place = g.state_type == state_f32 && !g.k_v;
+  float block[16 * most_dim];
+  Token token;
+  for (int v = 0; v < dim; v += 16) {
+    float *s = in_place ? static_cast<float *>(state) + (int64_t(v) << g.shift) : block;
+    if (!in_place)
+      for (int i = 0; i < 16; i++)
+        for (int k = 0; k < dim; k++) block[i * dim + k] = load_state(state, state_at(g, v + i, k), g.state_type);
+    for (int t = first; t < last; t++) {
+      const uint16_t *row = r.qkv + int64_t(t) * g.channels();
+      if (v == 0 || last - first > 1) {
+        read_keys(g, row, k_head, token);
+        token.g = r.decayed(g, t, head);
+        token.beta = r.beta(g, t, head);
+      }
+      advance(s, dim, dim, token, row + 2 * g.keys() + (head << g.shift) + v,
+              r.out + int64_t(t) * g.values() + (head << g.shift) + v);
+    }
+    if (!in_place)
+      for (int i = 0; i < 16; i++)
+        for (int k = 0; k < dim; k++) store_state(state, state_at(g, v + i, k), g.state_type, block[i * dim + k]);
+  }
+}
+
+inline void *state_of(void *table, const Gdn &g, int64_t slot, int head) {
+  int64_t at = slot * g.ssm_stride + (int64_t(head) << (2 * g.shift));
+  return static_cast<char *>(table) + at * (g.state_type == state_f32 ? 4 : 2);
+}
+
+KERNEL(2) void recurrent_cpu(const uint16_t *qkv, const uint16_t *a, const uint16_t *b, const float *a_log, const void *dt_bias,
+                             const int32_t *slots, const int32_t *starts, void *ssm_state, uint16_t *out, Gdn g, int dt_bf16) {
+  Lanes<1, 2> lanes;
+  int64_t sequence = lanes.row(), slot = slots[sequence];
+  if (slot < 0 || starts[sequence] == starts[sequence + 1]) return;
+  int head = int(lanes.column());
+  Recurrence r{qkv, a, b, nullptr, a_log, dt_bias, dt_bf16, out};
+  head_cpu(g, r, state_of(ssm_state, g, slot, head), starts[sequence], starts[sequence + 1], head);
+}
+
+// ---------------------------------------------------------------- recurrence, gpu body
+
+// A lane of sixteen stands for virtual lanes l and l + 16; it holds elements l, l + 32, … and l + 16, l + 48, … of a row.
+template <int DIM> struct Row {
+  static constexpr int half = DIM / 32;
+  float low[half], high[half];
+};
+
+inline float fold(sycl::sub_group group, float low, float high) {
+  float p = low + high;
+  for (int h = 8; h > 0; h /= 2) p = p + sycl::permute_group_by_xor(group, p, h);
+  return p;
+}
+
+template <int DIM> inline float dot(sycl::sub_group group, const Row<DIM> &x, const Row<DIM> &y) {
+  float low = 0.0f, high = 0.0f;
+  for (int j = 0; j < Row<DIM>::half; j++) {
+    low += x.low[j] * y.low[j];
+    high += x.high[j] * y.high[j];
+  }
+  return fold(group, low, high);
+}
+
+template <int DIM> inline Row<DIM> normed_row(const Gdn &g, sycl::sub_group group, const uint16_t *from, float scale) {
+  int lane = int(group.get_local_linear_id());
+  Row<DIM> x;
+  for (int j = 0; j < Row<DIM>::half; j++) {
+    x.low[j] = bf16_to_f32(from[32 * j + lane]);
+    x.high[j] = bf16_to_f32(from[32 * j + 16 + lane]);
+  }
+  float total = dot<DIM>(group, x, x);
+  for (int j = 0; j < Row<DIM>::half; j++) {
+    x.low[j] = normed(x.low[j], total, g.l2norm) * scale;
+    x.high[j] = normed(x.high[j], total, g.l2norm) * scale;
+  }
+  return x;
+}
+
+// One v-head of one sequence by a work-group: each sub-group takes every so-manieth row of V through all tokens.
+template <int DIM>
+inline void head_gpu(const Gdn &g, const Recurrence &r, void *state, int first, int last, int head, sycl::sub_group group, int groups) {
+  int lane = int(group.get_local_linear_id()), k_head = g.k_head(head);
+  float scale = float(1.0 / sycl::sqrt(double(DIM)));
+  for (int v = int(group.get_group_linear_id()); v < DIM; v += groups) {
+    Row<DIM> s;
+    for (int j = 0; j < Row<DIM>::half; j++) {
+      s.low[j] = load_state(state, state_at(g, v, 32 * j + lane), g.state_type);
+      s.high[j] = load_state(state, state_at(g, v, 32 * j + 16 + lane), g.state_type);
+    }
+    for (int t = first; t < last; t++) {
+      const uint16_t *row = r.qkv + int64_t(t) * g.channels();
+      Row<DIM> k = normed_row<DIM>(g, group, row + g.keys() + (k_head << g.shift), 1.0f);
+      float keep = r.decayed(g, t, head), beta = r.beta(g, t, head);
+      for (int j = 0; j < Row<DIM>::half; j++) {
+        s.low[j] = s.low[j] * keep;
+        s.high[j] = s.high[j] * keep;
+      }
+      float value = bf16_to_f32(row[2 * g.keys() + (head << g.shift) + v]);
+      float d = (value - dot<DIM>(group, s, k)) * beta;
+      for (int j = 0; j < Row<DIM>::half; j++) {
+        s.low[j] = s.low[j] + d * k.low[j];
+        s.high[j] = s.high[j] + d * k.high[j];
+      }
+      Row<DIM> q = normed_row<DIM>(g, group, row + (k_head << g.shift), scale);
+      float o = dot<DIM>(group, s, q);
+      if (lane == 0) r.out[int64_t(t) * g.values() + (head << g.shift) + v] = rn_bf16(o);
+    }
+    for (int j = 0; j < Row<DIM>::half; j++) {
+      store_state(state, state_at(g, v, 32 * j + lane), g.state_type, s.low[j]);
+      store_state(state, state_at(g, v, 32 * j + 16 + lane), g.state_type, s.high[j]);
+    }
+  }
+}
+
+template <int DIM>
+inline void recurrent_group(const uint16_t *qkv, const uint16_t *a, const uint16_t *b, const float *a_log, const void *dt_bias,
+                            const int32_t *slots, const int32_t *starts, void *ssm_state, uint16_t *out, const Gdn &g, int dt_bf16) {
+  Lanes<gpu_lanes, 2> lanes;
+  int64_t sequence = lanes.row(), slot = slots[sequence];
+  if (slot < 0 || starts[sequence] == starts[sequence + 1]) return;
+  int head = int(lanes.column());
+  Recurrence r{qkv, a, b, nullptr, a_log, dt_bias, dt_bf16, out};
+  head_gpu<DIM>(g, r, state_of(ssm_state, g, slot, head), starts[sequence], starts[sequence + 1], head,
+                this_item::get_sub_group(), gpu_lanes / 16);
+}
+
+#define RECURRENT(DIM)                                                                                                        \
+  KERNEL(2) SUB_GROUP(16) void recurrent_##DIM##_gpu(const uint16_t *qkv, const uint16_t *a, const uint16_t *b,               \
+                                                     const float *a_log, const void *dt_bias, const int32_t *slots,           \
+                                                     const int32_t *starts, void *ssm_state, uint16_t *out, Gdn g, int dt_bf16) { \
+    recurrent_group<DIM>(qkv, a, b, a_log, dt_bias, slots, starts, ssm_state, out, g, dt_bf16);                               \
+  }
+RECURRENT(64)
+RECURRENT(128)
+RECURRENT(256)
+
+// ---------------------------------------------------------------- both in one launch
+
+// The channels of one k-head and its v-heads: q, k, then v. Lane by lane, through all tokens, into `qkv`.
+template <int LANES>
+inline void conv_heads(const Gdn &g, const uint16_t *qkvz, const uint16_t *weights, const uint16_t *bias, uint16_t *conv_state,
+                       uint16_t *qkv, uint16_t *z, int first, int last, int k_head, int lane) {
+  int dim = g.dim(), mine = (2 + g.ratio) << g.shift;
+  for (int i = lane; i < mine; i += LANES) {
+    int part = i >> g.shift, c = part < 2 ? part * g.keys() + (k_head << g.shift) + (i & (dim - 1))
+                                          : 2 * g.keys() + (k_head * g.ratio << g.shift) + i - 2 * dim;
+    conv_channel(g, qkvz, weights, bias, conv_state, first, last, c,
+                 [=](int t, uint16_t bits) { qkv[int64_t(t) * g.channels() + c] = bits; });
+  }
+  for (int i = lane; i < g.ratio << g.shift; i += LANES) copy_z(g, qkvz, z, first, last, (k_head * g.ratio << g.shift) + i, true);
+}
+
+#define STEP_ARGS                                                                                                          \
+  const uint16_t *qkvz, const uint16_t *ba, const uint16_t *weights, const uint16_t *bias, const float *a_log, const void *dt_bias, \
+      const int32_t *slots, const int32_t *starts, uint16_t *conv_state, void *ssm_state, uint16_t *z, uint16_t *out, uint16_t *qkv, Gdn g, \
+      int dt_bf16
+
+// One work-group a sequence and k-head; `qkv` is scratch.
+KERNEL(2) void step_cpu(STEP_ARGS) {
+  Lanes<1, 2> lanes;
+  int64_t sequence = lanes.row(), slot = slots[sequence];
+  int first = starts[sequence], last = starts[sequence + 1], k_head = int(lanes.column());
+  if (slot < 0) {
+    for (int i = 0; i < g.ratio << g.shift; i++) copy_z(g, qkvz, z, first, last, (k_head * g.ratio << g.shift) + i, false);
+    return;
+  }
+  if (first == last) return;
+  conv_heads<1>(g, qkvz, weights, bias, conv_state + slot * g.conv_stride, qkv, z, first, last, k_head, 0);
+  Recurrence r{qkv, nullptr, nullptr, ba, a_log, dt_bias, dt_bf16, out};
+  for (int head = k_head * g.ratio; head < (k_head + 1) * g.ratio; head++)
+    head_cpu(g, r, state_of(ssm_state, g, slot, head), first, last, head);
+}
+
+template <int DIM> inline void step_group(STEP_ARGS) {
+  Lanes<gpu_lanes, 2> lanes;
+  int64_t sequence = lanes.row(), slot = slots[sequence];
+  int first = starts[sequence], last = starts[sequence + 1], k_head = int(lanes.column());
+  if (slot < 0) {
+    for (int i = lanes.lane; i < g.ratio << g.shift; i += gpu_lanes)
+      copy_z(g, qkvz, z, first, last, (k_head * g.ratio << g.shift) + i, false);
+    return;
+  }
+  if (first == last) return;
+  conv_heads<gpu_lanes>(g, qkvz, weights, bias, conv_state + slot * g.conv_stride, qkv, z, first, last, k_head, lanes.lane);
+  lanes.barrier();
+  Recurrence r{qkv, nullptr, nullptr, ba, a_log, dt_bias, dt_bf16, out};
+  for (int head = k_head * g.ratio; head < (k_head + 1) * g.ratio; head++)
+    head_gpu<DIM>(g, r, state_of(ssm_state, g, slot, head), first, last, head, this_item::get_sub_group(), gpu_lanes / 16);
+}
+
+#define STEP(DIM)                                                                                                        \
+  KERNEL(2) SUB_GROUP(16) void step_##DIM##_gpu(STEP_ARGS) {                                                             \
+    step_group<DIM>(qkvz, ba, weights, bias, a_log, dt_bias, slots, starts, conv_state, ssm_state, z, out, qkv, g, dt_bf16); \
+  }
+STEP(64)
+STEP(128)
+STEP(256)
