@@ -351,6 +351,14 @@ class Ceilings(Value, frozen=True):
     best_of: dict[str, str]
 
 
+class MemoryRates(Value, frozen=True):
+    """The memory ceilings alone, in GB/s, as they are measured between one case and the next."""
+
+    read_gbs: Interval
+    copy_gbs: Interval
+    inplace_gbs: Interval
+
+
 # Behind a baseline's id: the arm that is a second copy of it, the null arm of a comparison.
 NULL = "#null"
 

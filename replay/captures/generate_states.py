@@ -2,9 +2,9 @@
 
 Distributions: projected q, k, v, z, b and a in bf16, q|k|v and z N(0, 1), b 0.65 + N(0, 1), a −1.7 + 1.7·N(0, 1); SSM entries
 N(0, 1) times a v-head's scale, from 0.3 to 3, so that some reach ±15; conv states N(0, 1); conv weights N(0, 1)/√W; A_log
-log(u), u uniform in [1, 16); dt_bias the inverse softplus of a step that is log-uniform in [0.001, 0.1]. numpy's Philox, so that a seed
-gives the same capture everywhere; the manifest's sha256 says so. A layer's file holds the states of its first step alone: those of
-the later ones follow from it.
+log(u), u uniform in [1, 16); dt_bias the inverse softplus of a step that is log-uniform in [0.001, 0.1]. numpy's Philox, so
+that a seed gives the same capture everywhere; the manifest's sha256 says so. A layer's file holds the states of its first step
+alone: those of the later ones follow from it.
 """
 
 import os

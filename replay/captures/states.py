@@ -8,9 +8,9 @@ of a file, R rows of them N with states::
     conv_weights [conv_dim, W]  conv_bias [conv_dim]    A_log [Hv] f32   dt_bias [Hv]
     step, sequence, slot, state_row  int32 [R]          slot −1: a padding row; state_row −1: no states were kept
 
-The metadata holds ``form``, ``layer``, ``modes`` (the named modes, as JSON) and ``caches`` (shape, stride and storage offset of the
-tables that the states were rows of, as JSON). bf16 comes as uint16 bit patterns. Files are mapped, not read: numpy has no bf16, for
-which safetensors' own reader wants torch or a copy of all bytes.
+The metadata holds ``form``, ``layer``, ``modes`` (the named modes, as JSON) and ``caches`` (shape, stride and storage offset of
+the tables that the states were rows of, as JSON). bf16 comes as uint16 bit patterns. Files are mapped, not read: numpy has no
+bf16, for which safetensors' own reader wants torch or a copy of all bytes.
 """
 
 import math
@@ -204,7 +204,9 @@ def cases(capture: Capture, select: Select, geometry: Geometry, problem_for: Any
     layer_re = compiled("--route-layer-regex", select.layer_regex)
     files = [file for file in map(open_states, capture.files) if layer_re.search(file.layer)]
     if not files:
-        raise InputError("--route-layer-regex", "pattern", f"one that matches a layer of {capture.name}", repr(select.layer_regex))
+        raise InputError(
+            "--route-layer-regex", "pattern", f"one that matches a layer of {capture.name}", repr(select.layer_regex)
+        )
     for window in select.windows:
         for file in files:
             usable = replayable(file)

@@ -225,7 +225,7 @@ def _outcomes(seen: Seen, cases: list[Case], kernel: str) -> Iterator[Refusal]:
 
 def _processes(seen: Seen, cases: list[Case], kernel: str) -> Iterator[Refusal]:
     """Every process that has ceilings timed every green case, and no other process did."""
-    ended = set(j.moved(seen.calibrated, seen.plan.margin))
+    ended = j.ended(seen.calibrated)
     if unseen := sorted(ended - {a.process for a in seen.attended}):
         yield Refusal("evidence_differs", f"processes {unseen}: nothing says what went on beside them")
     if ended != set(range(len(ended))):

@@ -89,8 +89,8 @@ def _cautions(
     outcomes = (seen.outcome(str(c.id), baseline) for c in cases)
     if any(isinstance(o, Exact) and o.grade == "WITHIN_ULP" for o in outcomes):
         yield f"{baseline} is only within its budget: what it wrote was not computed again"
-    if seen.replaced:
-        yield f"processes replaced because their ceilings had moved: {len(seen.replaced)}"
+    if repeated := seen.repeated():
+        yield f"timings made again because the memory ceilings had moved beside them: {repeated}"
 
 
 def _promotion(

@@ -127,12 +127,11 @@ def l2norm(x: F32, mode: str) -> F32:
     """x [R, K] over its length, the sum of squares in ``strided32_tree``."""
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         total = strided32_tree(x * x)[:, None]
-        if mode == "div_sqrt_eps_in":
-            return x / np.sqrt(total + EPS)
-        if mode == "rsqrt_eps_in":
+        if mode == "rsqrt_eps_in":  # one rounding, from f64
             root = np.sqrt((total + EPS).astype(np.float64))
             return x * (1 / root).astype(np.float32)
-        return x / (np.sqrt(total) + EPS)
+        length: F32 = np.sqrt(total + EPS) if mode == "div_sqrt_eps_in" else np.sqrt(total) + EPS
+        return x / length
 
 
 # ---------------------------------------------------------------- recurrence

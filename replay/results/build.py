@@ -62,7 +62,7 @@ class Result(Value, frozen=True, kw_only=True):
     cache: str
     launch: Literal["calls", "graph"]
     processes: int
-    replaced: tuple[int, ...]
+    repeated: int
     quick: bool
     finished: bool
     selftest: tuple[Finding, ...]
@@ -87,7 +87,7 @@ def build(records: Sequence[Record], journal_sha256: str) -> Result:
     tested = seen.selftested or Selftested((), unasked="not yet")
     return Result(
         schema=SCHEMA, identity=seen.identity, capture=plan.capture, origin=plan.origin, drawn=plan.drawn,
-        device=plan.device, cache=plan.cache, launch=plan.launch, processes=plan.processes, replaced=seen.replaced,
+        device=plan.device, cache=plan.cache, launch=plan.launch, processes=plan.processes, repeated=seen.repeated(),
         quick=plan.quick, finished=seen.finished, selftest=tested.findings, unasked=tested.unasked or tested.died,
         ceilings=found.ceilings, drift=found.drift, disturbed=tuple(found.disturbed), dropped_blocks=seen.dropped_blocks(),
         machine=seen.machine(), groups=groups, workloads=tuple(workloads(seen, groups)),
@@ -105,7 +105,7 @@ class _Findings:
         self.seen, self.plan = seen, seen.plan
         self._unadjusted: Callable[..., Effect | None] = functools.cache(self._effect_of)
         self.ceilings = best([c.ceilings for c in seen.calibrated]) if seen.calibrated else None
-        self.drift = () if seen.replaced else tuple(dict.fromkeys(name for names in seen.drift.values() for name in names))
+        self.drift = tuple(seen.drift(list(seen.timed)))
         self.disturbed = seen.disturbed()
         cases: dict[Claim, list[str]] = {}
         for case in self.plan.cases:
@@ -168,7 +168,7 @@ class _Findings:
 
     def _flags(self, cases: list[str], kernel: str) -> list[str]:
         """What the samples carried, and what moved."""
-        return [*self.seen.flags(cases, kernel), *self.disturbed, *(f"ceiling_drift:{d}" for d in self.drift)]
+        return [*self.seen.flags(cases, kernel), *self.disturbed, *(f"ceiling_drift:{d}" for d in self.seen.drift(cases))]
 
     def _of_baseline(self, cases: list[str], stage: str) -> list[str]:
         """What is wrong with the times of the baseline is wrong with every comparison with it."""

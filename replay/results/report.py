@@ -118,8 +118,7 @@ def drift(seen: Seen) -> str:
         axes.axhline(0, color="black", linewidth=0.5)
         axes.set_ylim(-FARTHEST - 1, FARTHEST + 1)
         axes.set_ylabel("% of median", fontsize=8)
-        replaced = ", replaced: its ceilings moved" if process in seen.replaced else ""
-        axes.set_title(f"process {process}: {len(at)} samples{replaced}", loc="left", fontsize=8)
+        axes.set_title(f"process {process}: {len(at)} samples", loc="left", fontsize=8)
     all_axes[-1].set_xlabel("seconds of timed cases")
     return _svg(figure)
 

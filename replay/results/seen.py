@@ -8,7 +8,6 @@ from typing import Any
 import msgspec
 
 from replay.model import NULL, Exact, Inexact, NotRun, Outcome, Sample, Work
-from replay.session import journal as j
 from replay.session.journal import (
     Attended,
     Begun,
@@ -53,11 +52,6 @@ class Seen:
         self._kept: Callable[[str], dict[int, tuple[Sample, ...]]] = functools.cache(self._kept_of)
         for record in records[1:]:
             self._see(record)
-        moved = j.moved(self.calibrated, self.plan.margin)
-        self.drift = {process: names for process, names in moved.items() if names}
-        # Enough steady processes stand for the run by themselves; otherwise all of them do, and what moved is told.
-        steady = [process for process in moved if process not in self.drift]
-        self.replaced = tuple(sorted(self.drift)) if len(steady) >= self.plan.processes else ()
 
     def _see(self, record: Record) -> None:
         if isinstance(record, Posed):
@@ -95,7 +89,7 @@ class Seen:
         return msgspec.structs.replace(found, timing=estimate.timing(self.samples([case]), kernel))
 
     def samples(self, cases: Sequence[str]) -> dict[int, list[tuple[Sample, ...]]]:
-        """process → the samples of each of these cases, without processes that were replaced and blocks that were dropped."""
+        """process → the samples of each of these cases, without blocks that were dropped."""
         found: dict[int, list[tuple[Sample, ...]]] = {}
         for case in cases:
             kept = self._kept(case)
@@ -104,8 +98,8 @@ class Seen:
         return found
 
     def _taken(self, case: str) -> dict[int, tuple[Sample, ...]]:
-        """process → all samples of a case, processes that were replaced left out."""
-        return {p: timed.samples for p, timed in self.timed.get(case, {}).items() if p not in self.replaced}
+        """process → all samples of a case."""
+        return {p: timed.samples for p, timed in self.timed.get(case, {}).items()}
 
     def _kept_of(self, case: str) -> dict[int, tuple[Sample, ...]]:
         taken, gone = self._taken(case), self._causes(case)
@@ -138,9 +132,18 @@ class Seen:
         told = [f for f, n in counted.items() if f not in (DISAGREES, WAITED) or too_many(n, len(mine))]
         return sorted(told) + (["blocks_dropped"] if any(map(self.spoilt, cases)) else [])
 
+    def drift(self, cases: Sequence[str]) -> list[str]:
+        """The memory ceilings that moved beside these cases, in the timings that count."""
+        timed = [t for case in cases for t in self.timed.get(case, {}).values()]
+        return sorted({name for t in timed for name in t.moved(self.plan.margin)})
+
+    def repeated(self) -> int:
+        """How many timings were made again, since the memory ceilings had moved beside them."""
+        return len(self.in_order) - sum(map(len, self.timed.values()))
+
     def disturbed(self) -> list[str]:
         """What spoils or caps every line: a clock that went otherwise than the kernel's, foreign processes at work."""
-        kept = [a.watched for a in self.attended if a.process not in self.replaced]
+        kept = [a.watched for a in self.attended]
         clock = [DISAGREES] if not all(clocks_agree(w) for w in kept) else []
         return [*clock, *(f"foreign_process:{who}" for who in sorted({who for w in kept for who in busy(w)}))]
 

@@ -147,7 +147,7 @@ def _tail(result: Result, where: str) -> list[str]:
     if failed := [str(f).split("  ")[0] for f in result.selftest if f.wrong]:
         tail.append(f"the device FAILS its self-test: {', '.join(failed)}; what rests on it is MISTRUSTED.")
     if result.drift:
-        tail.append(f"ceilings moved between before and after ({', '.join(result.drift)}): comparisons are INCONCLUSIVE.")
+        tail.append(f"ceilings moved ({', '.join(result.drift)}) beside cases that were not timed again: those are INCONCLUSIVE.")
     if foreign := [d.partition(":")[2] for d in result.disturbed if d.startswith("foreign_process")]:
         tail.append(f"other processes kept the processors busy ({', '.join(foreign)}): comparisons are INCONCLUSIVE.")
     if "clock_disagrees" in result.disturbed:
@@ -157,10 +157,8 @@ def _tail(result: Result, where: str) -> list[str]:
         tail.append(f"blocks dropped for causes declared beforehand: {told}.")
     if result.machine:
         tail.append(machine_text(*result.machine))
-    if result.replaced:
-        tail.append(
-            f"{len(result.replaced)} of {result.processes + len(result.replaced)} processes replaced: their ceilings moved."
-        )
+    if result.repeated:
+        tail.append(f"timings made again, since the memory ceilings had moved beside them: {result.repeated}.")
     tail.append(f"routes {result.origin}; drawn from seeds: {', '.join(result.drawn)}.")
     if missing := unavailable(result):
         tail.append("unavailable: " + ", ".join(f"{k} ({why.partition(' [')[0]})" for k, why in missing.items()))

@@ -27,7 +27,7 @@ from replay.errors import EnvironmentRefused, InputError
 from replay.exactness import Got
 from replay.exactness.judge import TWIN
 from replay.kernels.registry import checked_file, load_file
-from replay.model import Case, Ceilings, Finding, Kernel, Prepack, Sample, Twin
+from replay.model import Case, Ceilings, Finding, Kernel, MemoryRates, Prepack, Sample, Twin
 from replay.session.arms import Arms
 from replay.session.buffers import POISON_BYTES, checksum
 from replay.stages import STAGES
@@ -114,13 +114,14 @@ class Ceiled:
 @dataclass(frozen=True)
 class Sampled:
     """All samples of one case; outputs snatched from timed calls and, at the same addresses, on the second case's
-    bytes (arm → outputs); and what arms wrote that they must not."""
+    bytes (arm → outputs); what arms wrote that they must not; and the memory ceilings before and behind."""
 
     index: int
     samples: tuple[Sample, ...]
     outputs: dict[str, Got]
     second: dict[str, Got]
     trespasses: dict[str, str]
+    memory: tuple[MemoryRates, MemoryRates] | None = None
 
 
 @dataclass(frozen=True)

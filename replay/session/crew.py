@@ -91,5 +91,6 @@ def merged(parts: Sequence[Sampled]) -> Sampled:
         whole = replace(
             whole, samples=whole.samples + part.samples, outputs=whole.outputs | part.outputs,
             second=whole.second | part.second, trespasses=whole.trespasses | part.trespasses,
+            memory=whole.memory or part.memory,
         )  # fmt: skip
     return replace(whole, samples=tuple(sorted(whole.samples, key=lambda s: s.at_ns)))

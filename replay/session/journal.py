@@ -7,7 +7,6 @@ crash is dropped on reading; a line in the middle that does not fit its seal is 
 import hashlib
 import os
 from collections.abc import Iterable, Iterator
-from itertools import combinations
 from pathlib import Path
 from types import TracebackType
 from typing import Annotated, Any, Literal
@@ -15,7 +14,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from replay.errors import EnvironmentRefused, InputError
-from replay.model import Case, Ceilings, Finding, Kernel, Outcome, Sample, Twin, Value, Work
+from replay.model import Case, Ceilings, Finding, Kernel, MemoryRates, Outcome, Sample, Twin, Value, Work
 from replay.timing.floors import drifted
 from replay.timing.watch import Watched
 
@@ -150,25 +149,20 @@ class Attended(Value, frozen=True, tag="attended", tag_field="record"):
     watched: Watched
 
 
-def moved(calibrated: Iterable[Calibrated], margin: float) -> dict[int, list[str]]:
-    """process → the ceilings that parted between any two of its calibrations, for processes that came to their end.
-
-    A process that was interrupted has more than two: its samples lie between the first and the last.
-    """
-    mine: dict[int, list[Calibrated]] = {}
+def ended(calibrated: Iterable[Calibrated]) -> set[int]:
+    """The processes that came to their end: ceilings were measured before their samples and after."""
+    seen: dict[int, set[str]] = {}
     for record in calibrated:
-        mine.setdefault(record.process, []).append(record)
-    ended = {p: records for p, records in sorted(mine.items()) if {r.when for r in records} == {"before", "after"}}
-    return {
-        process: sorted({n for a, b in combinations(records, 2) for n in drifted(a.ceilings, b.ceilings, margin)})
-        for process, records in ended.items()
-    }
+        seen.setdefault(record.process, set()).add(record.when)
+    return {process for process, when in seen.items() if when == {"before", "after"}}
 
 
 class Timed(Value, frozen=True, tag="timed", tag_field="record"):
     """All samples of one case in one process, and the kernels that were wrong in it (kernel → what).
 
     ``answers``: arm → what one of its timed calls wrote; ``second``: the same on the second case's bytes, after timing.
+    ``memory`` are the memory ceilings before the samples and behind them. Where those moved, the case may be timed again in the
+    same process: the last record is the one that counts.
     """
 
     process: int
@@ -177,6 +171,11 @@ class Timed(Value, frozen=True, tag="timed", tag_field="record"):
     wrong: dict[str, str]
     answers: dict[str, Answer]
     second: dict[str, Answer]
+    memory: tuple[MemoryRates, MemoryRates]
+
+    def moved(self, margin: float) -> list[str]:
+        """The memory ceilings that were not the same before and behind."""
+        return drifted(*self.memory, margin)
 
 
 class Loaded(Value, frozen=True, tag="loaded", tag_field="record"):

@@ -25,7 +25,7 @@ from replay.session.workers import Died, Ending, Worker, device_lost, healthy, s
 from replay.stages import STAGES
 from replay.stages.stage import Outputs, Tensors
 from replay.stages.vary import inputs_when_timed, twin_of
-from replay.timing.floors import most_processes
+from replay.timing.floors import spare_timings
 from replay.timing.spans import Arm, Options, generator
 
 # A timed case, in which all kernels take turns between the ceilings, may be silent for longer than a judged one.
@@ -44,7 +44,8 @@ class State:
     probed: dict[str, str | None] = field(default_factory=dict)
     posed: set[str] = field(default_factory=set)
     calibrated: list[j.Calibrated] = field(default_factory=list)
-    timed: set[tuple[int, str]] = field(default_factory=set)
+    timed: dict[tuple[int, str], j.Timed] = field(default_factory=dict)
+    again: int = 0  # timings that another one has followed, or may
     dropped: set[tuple[str, str]] = field(default_factory=set)
     loaded: dict[str, str] = field(default_factory=dict)
     finished: bool = False
@@ -62,7 +63,8 @@ class State:
         elif isinstance(record, j.Calibrated):
             self.calibrated.append(record)
         elif isinstance(record, j.Timed):
-            self.timed.add((record.process, record.case))
+            self.again += (record.process, record.case) in self.timed
+            self.timed[record.process, record.case] = record
         elif isinstance(record, j.Dropped):
             self.dropped.add((record.case, record.kernel))
         elif isinstance(record, j.Loaded):
@@ -102,9 +104,8 @@ class Session:
                 self._judge(kernel, self._cases(stage))
         self._truth.clear()
         with timing_on(self.plan.device, lambda: self.progress(WAITING, 0, 1)):
-            for process in range(most_processes(self.plan.processes)):
-                if self._steady(process) < self.plan.processes:
-                    self._time(process)
+            for process in range(self.plan.processes):
+                self._time(process)
         self.write(j.Finished(len(self.state.outcomes)))
 
     def _cases(self, stage: str) -> list[Case]:
@@ -253,7 +254,17 @@ class Session:
         """What is left to time in a process, in an order of its own: what drifts slowly meets every case alike."""
         order = generator("cases", self._options(process)).permutation(len(self.plan.cases))
         cases = [self.plan.cases[number] for number in order]
-        return [(c, arms) for c in cases if (process, str(c.id)) not in self.state.timed and (arms := self.arms(c))]
+        todo = [(c, arms) for c in cases if (process, str(c.id)) not in self.state.timed and (arms := self.arms(c))]
+        return todo or self._again(process, cases)
+
+    def _again(self, process: int, cases: Sequence[Case]) -> list[Job]:
+        """Those beside which the memory ceilings moved, as long as the run may repeat any."""
+        spare = spare_timings(len(self.plan.cases), self.plan.processes) - self.state.again
+        moved = [
+            (c, arms) for c in cases
+            if (timed := self.state.timed.get((process, str(c.id)))) and timed.moved(self.plan.margin) and (arms := self.arms(c))
+        ]  # fmt: skip
+        return moved[: max(spare, 0)]
 
     def _options(self, process: int) -> Options:
         plan = self.plan
@@ -269,11 +280,6 @@ class Session:
         last = next((c for c in reversed(self.state.calibrated) if c.process == process), None)
         return last is not None and last.when == "before"
 
-    def _steady(self, before: int) -> int:
-        """How many of the processes before this one had ceilings that stayed where they were."""
-        moved = j.moved(self.state.calibrated, self.plan.margin)
-        return sum(not names for process, names in moved.items() if process < before)
-
     def _hear_time(self, crew: Crew, process: int, jobs: list[Job]) -> None:
         cases, done = len(self.plan.cases), len(self.plan.cases) - len(jobs)
         for message in crew.listen():
@@ -286,7 +292,8 @@ class Session:
                 wrong = {arm.removesuffix(NULL): what for arm, what in [*found, *message.trespasses.items()]}
                 answers = {arm: self.answer(case, got, timed=True) for arm, got in message.outputs.items()}
                 others = {arm: self.answer(second, got, timed=True) for arm, got in message.second.items()}
-                self.write(j.Timed(process, str(case.id), message.samples, wrong, answers, others))
+                assert message.memory is not None  # the first seat measures it with every case
+                self.write(j.Timed(process, str(case.id), message.samples, wrong, answers, others, message.memory))
                 self.progress("time", process * cases + done + message.index + 1, self.plan.processes * cases)
             elif isinstance(message, Looked):
                 self.write(j.Attended(process, message.watched))

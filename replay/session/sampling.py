@@ -5,6 +5,7 @@ Usually it is one process. Where arms cannot share one, each of several does the
 
 import contextlib
 import gc
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -39,9 +40,15 @@ def time_main(
             if mine and ceilings:
                 pipe.send(Ceiled("before", ceilings.measure()))
                 watching = watch.begin(place.telemetry)
+                before = ceilings.memory()
         for index, job in enumerate(jobs):
             pipe.send(Started(index))
-            pipe.send(_sampled(place, arms, job, index))
+            sampled = _sampled(place, arms, job, index)
+            with seat.turn(FIRST) as mine:
+                if mine and ceilings:
+                    after = ceilings.memory()
+                    sampled, before = replace(sampled, memory=(before, after)), after
+            pipe.send(sampled)
         with seat.turn(FIRST) as mine:
             if mine and ceilings:
                 pipe.send(Looked(watching.until_now()))

@@ -8,7 +8,7 @@ bytes move at the best matching memory rate, hot bytes at the best rate out of c
 from collections.abc import Sequence
 from typing import Literal
 
-from replay.model import Ceilings, Floor, Interval, Work
+from replay.model import Ceilings, Floor, Interval, MemoryRates, Work
 
 # A time under this share of the byte time at the upper bound of the best rate did not do the work.
 BELOW_FLOOR = 0.98
@@ -67,17 +67,17 @@ def below_floor(us: float, work: Work, ceilings: Ceilings, cache: str) -> bool:
     return us < BELOW_FLOOR * _byte_time(work, memory_rate(work, ceilings).hi, ceilings.hot_gbs.hi, cache)
 
 
-# A process whose ceilings moved is timed again, up to this share of the processes asked for: declared beforehand, counted,
-# and never more than 20 % of all that were timed.
+# A case beside which the memory ceilings moved is timed again in its process, up to this share of all timings asked for:
+# declared beforehand, counted, and never more than 20 % of all that were made.
 SPARE_SHARE = 0.25
 
 
-def most_processes(asked: int) -> int:
-    """How many processes a run may time to have as many steady ones as were asked for."""
-    return asked + int(asked * SPARE_SHARE)
+def spare_timings(cases: int, processes: int) -> int:
+    """How many timings of a case in a process a run may repeat."""
+    return int(SPARE_SHARE * cases * processes)
 
 
-def drifted(before: Ceilings, after: Ceilings, margin: float) -> list[str]:
+def drifted(before: Ceilings | MemoryRates, after: Ceilings | MemoryRates, margin: float) -> list[str]:
     """The memory ceilings whose intervals parted by more than the margin between two calibrations."""
     moved = []
     for name in ("read_gbs", "copy_gbs", "inplace_gbs"):

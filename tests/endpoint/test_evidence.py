@@ -51,12 +51,13 @@ def flagged(flag: str) -> Change:
 
 
 def slower_reading(record: j.Record) -> j.Record:
-    """Half the rate at the end of the first two processes."""
-    if not isinstance(record, j.Calibrated) or record.when == "before" or record.process > 1:
+    """Half the rate behind every case of the second process."""
+    if not isinstance(record, j.Timed) or record.process != 1:
         return record
-    rate = record.ceilings.read_gbs
+    before, after = record.memory
+    rate = after.read_gbs
     half = msgspec.structs.replace(rate, mid=rate.mid / 2, lo=rate.lo / 2, hi=rate.hi / 2)
-    return msgspec.structs.replace(record, ceilings=msgspec.structs.replace(record.ceilings, read_gbs=half))
+    return msgspec.structs.replace(record, memory=(before, msgspec.structs.replace(after, read_gbs=half)))
 
 
 def restless_null(record: j.Record) -> j.Record:
@@ -78,13 +79,6 @@ def planned(**fields: Any) -> Change:
 def a_library(sha256: str) -> Change:
     """One more loaded file, which is not there."""
     return lambda r: j.Loaded(r.where, {**r.files, "/tmp/gone/mine.so": sha256}) if isinstance(r, j.Loaded) else r
-
-
-def interrupted(record: j.Record) -> j.Record:
-    """The second half of a process, taken up again after a break, ends on another rate than the first began with."""
-    if not isinstance(record, j.Calibrated) or record.process > 1:
-        return record
-    return slower_reading(record)
 
 
 def identity(**fields: Any) -> Change:
@@ -124,7 +118,6 @@ def identity(**fields: Any) -> Change:
         (planned(margin=0.02), ["wide_margin"]),
         (planned(cache="warm"), ["not_cold"]),
         (a_library("unknown"), ["rebuilt_kernel"]),
-        (interrupted, ["ceiling_drift"]),
     ],
 )  # fmt: skip
 def test_each_reason_has_its_code(steady: Run, change: Change, codes: list[str]) -> None:

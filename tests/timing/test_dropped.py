@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from replay.model import NULL, Case, Exact, Sample
+from replay.model import NULL, Case, Exact, Interval, MemoryRates, Sample
 from replay.results.seen import Seen
 from replay.session import journal as j
 from replay.timing.dropped import causes, too_many
@@ -38,6 +38,9 @@ def test_a_fifth_is_the_most() -> None:
     assert too_many(7, 30)
 
 
+STEADY = MemoryRates(*(Interval(50, 49, 51),) * 3)
+
+
 def seen(throttled: int) -> tuple[Seen, Case]:
     """A run of thirty blocks, the last few of which were taken while the device throttled, on half the clock."""
     case = make_case("moe.route")
@@ -46,7 +49,7 @@ def seen(throttled: int) -> tuple[Seen, Case]:
     records = [
         j.Begun(msgspec.structs.replace(plan(), cases=(case,)), {}),
         j.Judged(str(case.id), MINE, Exact("BITWISE", 2)),
-        j.Timed(0, str(case.id), tuple(samples), {}, {}, {}),
+        j.Timed(0, str(case.id), tuple(samples), {}, {}, {}, (STEADY, STEADY)),
     ]
     return Seen(records), case
 
@@ -77,6 +80,6 @@ def test_one_span_that_was_interrupted_is_not_another_clock() -> None:
         samples = [s for n in range(30) for s in block(n, flags=("clock_disagrees",) * (n < parted))]
         records = [
             j.Begun(msgspec.structs.replace(plan(), cases=(case,)), {}),
-            j.Timed(0, str(case.id), tuple(samples), {}, {}, {}),
+            j.Timed(0, str(case.id), tuple(samples), {}, {}, {}, (STEADY, STEADY)),
         ]
         assert Seen(records).flags([str(case.id)], MINE) == flags

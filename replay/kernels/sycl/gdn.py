@@ -32,8 +32,8 @@ class Sizes(ctypes.Structure):
 
     _fields_ = (
         *((name, ctypes.c_int32) for name in (
-            "k_heads", "v_heads", "ratio", "shift", "ratio_reciprocal", "width", "interleaved", "bias_first", "padding_z", "l2norm",
-            "softplus", "state_type", "k_v",
+            "k_heads", "v_heads", "ratio", "shift", "ratio_reciprocal", "width", "interleaved", "bias_first", "padding_z",
+            "l2norm", "softplus", "state_type", "k_v",
         )),
         ("conv_stride", ctypes.c_int64), ("ssm_stride", ctypes.c_int64),
     )  # fmt: skip
@@ -43,14 +43,17 @@ def sizes_of(problem: Problem, strides: Mapping[str, int]) -> Sizes:
     """Everything a kernel is told; ``strides``: table → elements from slot to slot."""
     g, modes = problem.geometry, dict(problem.modes)
     if g.head_dim not in DIMS or g.conv_width > _MOST_TAPS:
-        raise ValueError(f"head_dim, conv_width: expected one of {DIMS} and at most {_MOST_TAPS}, got {g.head_dim}, {g.conv_width}")
+        raise ValueError(
+            f"head_dim, conv_width: expected one of {DIMS} and at most {_MOST_TAPS}, got {g.head_dim}, {g.conv_width}"
+        )
     ratio = g.v_heads // g.k_heads
     return Sizes(
-        k_heads=g.k_heads, v_heads=g.v_heads, ratio=ratio, shift=g.head_dim.bit_length() - 1, ratio_reciprocal=-(-65536 // ratio),
-        width=g.conv_width, interleaved=modes.get("reorder_input") == "interleaved", bias_first=modes.get("conv_bias") == "bias_first",
-        padding_z=modes.get("padding_z") == "written", l2norm=_NORMS[modes.get("l2norm", "div_sqrt_eps_in")],
-        softplus=_SOFTPLUS[modes.get("softplus", "softplus_log")], state_type=_STATES[modes.get("ssm_state", "f32")],
-        k_v=modes.get("state_layout") == "k_v", conv_stride=strides.get("conv_state", 0), ssm_stride=strides.get("ssm_state", 0),
+        k_heads=g.k_heads, v_heads=g.v_heads, ratio=ratio, shift=g.head_dim.bit_length() - 1, width=g.conv_width,
+        ratio_reciprocal=-(-65536 // ratio), interleaved=modes.get("reorder_input") == "interleaved",
+        bias_first=modes.get("conv_bias") == "bias_first", padding_z=modes.get("padding_z") == "written",
+        l2norm=_NORMS[modes.get("l2norm", "div_sqrt_eps_in")], softplus=_SOFTPLUS[modes.get("softplus", "softplus_log")],
+        state_type=_STATES[modes.get("ssm_state", "f32")], k_v=modes.get("state_layout") == "k_v",
+        conv_stride=strides.get("conv_state", 0), ssm_stride=strides.get("ssm_state", 0),
     )  # fmt: skip
 
 
@@ -94,8 +97,8 @@ class Launches:
 
     def recurrent(self, qkv: object = "qkv", b: object = "b", a: object = "a") -> None:
         """gdn.recurrent."""
-        args = (qkv, a, b, "A_log", "dt_bias", "slots", "query_start_loc", "ssm_state", "core_attn_out", self.sizes, self._dt_bf16())
-        self._add(self._by_dim("recurrent"), self.g.v_heads, _GPU_LANES, *args)
+        tensors = (qkv, a, b, "A_log", "dt_bias", "slots", "query_start_loc", "ssm_state", "core_attn_out")
+        self._add(self._by_dim("recurrent"), self.g.v_heads, _GPU_LANES, *tensors, self.sizes, self._dt_bf16())
 
     def step_staged(self) -> None:
         """gdn.step in two launches."""
@@ -106,8 +109,8 @@ class Launches:
     def step_fused(self) -> None:
         """gdn.step in one."""
         args = (
-            "qkvz", "ba", "conv_weights", self._bias(), "A_log", "dt_bias", "slots", "query_start_loc", "conv_state", "ssm_state", "z",
-            "core_attn_out", self._scratch(self._channels()), self.sizes, self._dt_bf16(),
+            "qkvz", "ba", "conv_weights", self._bias(), "A_log", "dt_bias", "slots", "query_start_loc", "conv_state", "ssm_state",
+            "z", "core_attn_out", self._scratch(self._channels()), self.sizes, self._dt_bf16(),
         )  # fmt: skip
         self._add(self._by_dim("step"), self.g.k_heads, _GPU_LANES, *args)
 
@@ -121,7 +124,9 @@ def _prepare(step: Callable[[Launches], None]) -> Callable[..., "Run"]:
         def run(tensors: "Tensors") -> None:
             strides = tuple(tensors[t].stride(0) for t in tables)
             if strides not in programs:
-                launches = Launches(problem, kind, body or ("cpu" if kind == "cpu" else "gpu"), dict(zip(tables, strides, strict=True)))
+                launches = Launches(
+                    problem, kind, body or ("cpu" if kind == "cpu" else "gpu"), dict(zip(tables, strides, strict=True))
+                )
                 step(launches)
                 programs[strides] = launches.program
             given = tensors if problem.layout == "contiguous" else gathered(tensors, tables)
