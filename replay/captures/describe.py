@@ -1,7 +1,9 @@
-"""What a capture looks like in numbers: rows, skew, repeats, overlap. Pure functions of token rows, and a summary."""
+"""What a capture looks like in numbers: rows, skew, repeats, overlap of routes; shapes, strides and ranges of states."""
 
 import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,6 +11,8 @@ from numpy.typing import NDArray
 from replay.captures.cases import layer_label
 from replay.captures.manifest import Capture
 from replay.captures.routes import read_batches
+from replay.captures.states import layer_label as state_layer
+from replay.captures.states import open_states
 
 
 def gini(counts: NDArray[np.int64]) -> float:
@@ -89,3 +93,18 @@ def summarise(capture: Capture) -> dict[tuple[str, str, str], LayerSummary]:
             for row in ids:
                 layer.add(row)
     return found
+
+
+STATE_HEADERS = ["layer", "tensor", "dtype", "shape", "table", "least", "largest"]
+
+
+def summarise_states(path: Path) -> Iterator[list[str]]:
+    """A line a tensor: where it was a row of a table, that table's shape and stride."""
+    file = open_states(path)
+    for name in file.entries:
+        array = file.tensor(name)
+        values = (array.astype(np.uint32) << 16).view(np.float32) if file.dtype(name) == "bf16" else array
+        table = file.caches.get(name)
+        of = f"{list(table.shape)} by {list(table.stride)} + {table.storage_offset}" if table else ""
+        ends = [f"{end:.4g}" for end in (values.min(), values.max())] if values.size else ["", ""]
+        yield [state_layer(file.layer), name, file.dtype(name), str(list(array.shape)), of, *ends]

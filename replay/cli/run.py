@@ -33,7 +33,9 @@ def _windows(text: str) -> tuple[int, ...]:
 
 
 @click.command("run")
-@click.option("--route-jsonl", "--capture", "capture", metavar="PATH", help="Route JSONL file, or a capture folder.")
+@click.option(
+    "--route-jsonl", "--state", "--capture", "capture", metavar="PATH", help="Route JSONL or state file, or a capture folder."
+)
 @click.option("--route-layer-regex", help="Keep records whose layer name matches.")
 @click.option("--route-stage-regex", help="Keep records of the router stages that match.")
 @click.option("--route-start-indices", help="First token rows: ints and start:stop[:step], e.g. 0:64:4. [16 a layer]")
@@ -41,7 +43,7 @@ def _windows(text: str) -> tuple[int, ...]:
 @click.option("--route-min-num-tokens", type=click.IntRange(1), help="Keep records of at least this many tokens.")
 @click.option("--route-max-num-tokens", type=click.IntRange(1), help="Keep records of at most this many tokens.")
 @click.option("--max-cases", type=click.IntRange(1), help="At most this many cases a layer and window.")
-@click.option("--stage", "stages", multiple=True, help="Stages by name or glob. [moe.*]")
+@click.option("--stage", "stages", multiple=True, help="Stages by name or glob. [moe.* or gdn.*]")
 @click.option("--kernel", "kernels", multiple=True, help="Kernels by id or glob. [all]")
 @click.option("--case", "case_ids", multiple=True, help="Replay exactly this case.")
 @click.option("--load", multiple=True, metavar="FILE.py", help="Register the KERNELS of a Python file.")

@@ -8,9 +8,10 @@ ceilings, and what was seen to go wrong) cannot be computed again: it is held by
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from replay import identity
-from replay.captures import Capture, locate, open_capture
+from replay.captures import Capture, locate, open_capture, states
 from replay.captures.cases import routes_at
 from replay.devices import UNKNOWN
 from replay.endpoint.reasons import Refusal
@@ -18,7 +19,7 @@ from replay.errors import EnvironmentRefused, InputError, ReplayError
 from replay.exactness import digest, padded
 from replay.exactness.trust import mistrust
 from replay.identity import Hashes
-from replay.model import NULL, TWINS, Case, Exact, Kernel, NotRun, Spec
+from replay.model import NULL, TWINS, Case, Exact, Kernel, NotRun, Source, Spec
 from replay.results.build import Group, build
 from replay.results.seen import Seen
 from replay.session import journal as j
@@ -177,7 +178,11 @@ def _rows(seen: Seen, capture: Capture) -> Iterator[Refusal]:
     manifest = capture.manifest
     try:
         geometry = seen.plan.cases[0].problem.geometry.checked()
-        rows = routes_at(capture, [c.id.source for c in seen.plan.cases], filters(seen.plan), geometry)
+        rows: dict[Source, Any]
+        if capture.holds == "states":
+            rows = {c.id.source: states.find(capture, c.id).held for c in seen.plan.cases}
+        else:
+            rows = dict(routes_at(capture, [c.id.source for c in seen.plan.cases], filters(seen.plan), geometry))
     except (ReplayError, ValueError, IndexError) as error:
         yield Refusal("evidence_differs", f"the capture does not hold the journal's cases: {error}")
         return

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 # A bigger ring gains nothing once it passes the cache three times, and every table copy is prepared on its own.
 MAX_TABLES = 256
 HOT_RING, HOT_RING_ACCELERATOR = 64, 256
+LEAST_RING = 8  # of bindings that hold what is cold
 
 
 class Arms:
@@ -116,13 +117,17 @@ class Ring:
         hot = HOT_RING_ACCELERATOR if arms.device.kind != "cpu" else 1 if cache == "warm" else HOT_RING
         self.relabel: Any = None
         self.slots: NDArray[Any] | None = None
+        goal = 0 if cache == "warm" else CACHE_PASSES * arms.device.llc_bytes()
         if table is None or stage.relabel is None or not len(table.experts):
-            self.bindings = [arms.binding(inputs, {}) for _ in range(hot)]
+            # What is cold without being a weight lies in the bindings themselves: states.
+            cold = stage.work(case.problem, inputs).read_bytes
+            count = max(-(-goal // cold), LEAST_RING) if cold and goal else hot
+            self.set_bytes = cold
+            self.bindings = [arms.binding(inputs, {}) for _ in range(count)]
             return
         active = len(table.experts)
         self.set_bytes = sum(t.rows.nbytes for t in inputs.values() if isinstance(t, ExpertRows))
         self.sets = sets = 1 if cache == "warm" else table.total // active
-        goal = 0 if cache == "warm" else CACHE_PASSES * arms.device.llc_bytes()
         self.copies = min(max(-(-goal // (sets * self.set_bytes)), 1), MAX_TABLES)
         self.slots = np.arange(sets * active)
         self.relabel = stage.relabel
@@ -132,7 +137,7 @@ class Ring:
     def cold_on(self, bindings: int) -> bool:
         """Whether the cold operand is cold on so many bindings, one after another: where it is a weight that is to be cold by
         rotation, they must pass the last-level cache often enough."""
-        if self.cache != "cold-weights" or self.slots is None:
+        if self.cache != "cold-weights" or not self.set_bytes:
             return True
         return bindings * self.set_bytes >= CACHE_PASSES * self.arms.device.llc_bytes()
 

@@ -3,7 +3,7 @@
 Nothing is written and no kernel is run here; whatever is wrong with the request is an InputError.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -11,7 +11,7 @@ from typing import Literal
 import msgspec
 
 from replay import devices
-from replay.captures import Capture, Select, cases, locate, open_capture
+from replay.captures import Capture, Select, cases, locate, open_capture, states
 from replay.captures.cases import find, shape_hits
 from replay.errors import InputError
 from replay.kernels import registry
@@ -24,6 +24,7 @@ from replay.stages.stage import Stage
 from replay.verdict import is_quick
 
 DEFAULT_MODEL, DEFAULT_TP = "qwen36", 4
+FAMILY = {"routes": "moe", "states": "gdn"}  # what a capture holds → the stages that it drives
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +62,7 @@ class Asked:
 def make_plan(asked: Asked) -> Plan:
     """The plan of a run; InputError for anything that cannot be done as asked."""
     if asked.capture is None:
-        raise InputError("run", "--route-jsonl", "a route JSONL file or a capture folder", "none")
+        raise InputError("run", "--route-jsonl", "a route or state file, or a capture folder", "none")
     devices.parse(asked.device)
     if asked.launch == "graph" and asked.device == "cpu":
         raise InputError("--launch", "value", "calls, since a CPU captures no graphs", "graph")
@@ -77,9 +78,6 @@ def make_plan(asked: Asked) -> Plan:
     stages = list(dict.fromkeys(c.problem.stage for c in selected))
     if asked.baseline is not None:
         chosen = _with_baseline(chosen, kernels, asked.baseline, stages)
-    drawn = [f"hidden rows, weights and scales ({GENERATOR}, seed {asked.seed})"]
-    if any(c.routes.topk_weights is None for c in selected):
-        drawn.append("router weights (the capture has none)")
     manifest = capture.manifest
     return Plan(
         capture=capture.name, capture_path=_whole(asked.capture), capture_sha256=capture.sha256,
@@ -88,13 +86,24 @@ def make_plan(asked: Asked) -> Plan:
         repeats=asked.repeats,
         blocks=asked.blocks, processes=asked.processes, margin=asked.margin,
         quick=is_quick(asked.processes, asked.blocks), seed=asked.seed, require=asked.require, timeout_s=asked.timeout,
-        drawn=tuple(drawn), selectors=_selectors(asked), hits=hits_of(capture, _filters(asked), selected),
+        drawn=tuple(_drawn(asked, capture, selected)), selectors=_selectors(asked),
+        hits=hits_of(capture, _filters(asked), selected),
     )  # fmt: skip
+
+
+def _drawn(asked: Asked, capture: Capture, selected: Sequence[Case]) -> Iterator[str]:
+    """What no endpoint made."""
+    if capture.holds == "states":
+        yield f"slots, and the states of slots that are nobody's ({GENERATOR}, seed {asked.seed})"
+        return
+    yield f"hidden rows, weights and scales ({GENERATOR}, seed {asked.seed})"
+    if any(c.routes.topk_weights is None for c in selected):
+        yield "router weights (the capture has none)"
 
 
 def hits_of(capture: Capture, select: Select, cases: Sequence[Case]) -> dict[int, int]:
     """How often the capture has each shape; another reading of it, which a run of one shape is spared."""
-    if len({case.problem.rows for case in cases}) < 2:
+    if capture.holds != "routes" or len({case.problem.rows for case in cases}) < 2:
         return {}
     return dict(sorted(shape_hits(capture, select, cases[0].problem.geometry).items()))
 
@@ -133,23 +142,36 @@ def geometry_of(asked: Asked, capture: Capture) -> Geometry:
 
 
 def _selected_cases(asked: Asked, capture: Capture) -> list[Case]:
-    stages = matching(asked.stages or ("moe.*",))
+    own = FAMILY[capture.holds]
+    stages = matching(asked.stages or (f"{own}.*",))
+    if strange := [s.name for s in stages if not s.name.startswith(own)]:
+        raise InputError("--stage", "name", f"a stage of {own}.*, since {capture.name} holds {capture.holds}", strange[0])
     check_modes(stages, asked.modes)
     select = Select(
         layer_regex=asked.route_layer_regex, stage_regex=asked.route_stage_regex,
         start_indices=asked.route_start_indices, windows=asked.route_windows, max_cases=asked.max_cases,
         min_num_tokens=asked.route_min_num_tokens, max_num_tokens=asked.route_max_num_tokens,
     )  # fmt: skip
-    modes = {**(capture.manifest.modes if capture.manifest else {}), **asked.modes}
-
+    modes = {**capture.modes, **asked.modes}
     geometry = geometry_of(asked, capture)
+    if capture.holds == "states":
+        given = {
+            f"--route-{n.replace('_', '-')}": getattr(asked, f"route_{n}")
+            for n in ("stage_regex", "min_num_tokens", "max_num_tokens")
+        }
+        for option, value in given.items():
+            if value is not None:
+                raise InputError(option, "value", "none, since states have no router stage and no number of tokens", str(value))
+        for path in capture.files:
+            states.check_states(states.open_states(path), geometry)
 
     def posed(stage: Stage, case: Case) -> Case:
         problem = problem_for(stage, geometry, case.problem.rows, modes)
         return msgspec.structs.replace(case, id=msgspec.structs.replace(case.id, problem=problem))
 
     # The file is read once, for the first stage; the other stages pose the same rows.
-    first = list(cases(capture, select, geometry, lambda g, rows: problem_for(stages[0], g, rows, modes), asked.seed))
+    read = cases if capture.holds == "routes" else states.cases
+    first = list(read(capture, select, geometry, lambda g, rows: problem_for(stages[0], g, rows, modes), asked.seed))
     return [posed(stage, case) for stage in stages for case in first]
 
 
@@ -171,7 +193,8 @@ def _named_cases(asked: Asked, capture: Capture) -> list[Case]:
         stage = STAGES[wanted.problem.stage]
         check_modes([stage], dict(wanted.problem.modes))
         whole = problem_for(stage, wanted.problem.geometry, wanted.problem.rows, dict(wanted.problem.modes))
-        found.append(find(capture, msgspec.structs.replace(wanted, problem=whole), _filters(asked)))
+        wanted = msgspec.structs.replace(wanted, problem=whole)
+        found.append(find(capture, wanted, _filters(asked)) if capture.holds == "routes" else states.find(capture, wanted))
     return found
 
 
