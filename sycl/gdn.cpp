@@ -8,21 +8,16 @@ constexpr int most_dim = 256;
 
 // ---------------------------------------------------------------- conv
 
-// One work-group a sequence and 256 channels of q|k|v, then of z, then of b|a.
+// What a work-group's 256 columns hold behind the channels: z, then b and a.
 template <int LANES>
-inline void conv_group(const uint16_t *qkvz, const uint16_t *ba, const uint16_t *weights, const uint16_t *bias, const int32_t *slots,
-                       const int32_t *starts, uint16_t *conv_state, uint16_t *qkv, uint16_t *z, uint16_t *b, uint16_t *a, const Gdn &g) {
-  Lanes<LANES, 2> lanes;
-  int64_t sequence = lanes.row(), slot = slots[sequence];
-  int first = starts[sequence], last = starts[sequence + 1], all = g.channels() + g.values();
-  int begin = int(lanes.column()) * conv_block;
-  for (int c = begin + lanes.lane; c < begin + conv_block; c += LANES) {
-    if (c < g.channels()) {
-      if (slot < 0 || first == last) continue;
-      conv_channel(g, qkvz, weights, bias, conv_state + slot * g.conv_stride, first, last, c,
-                   [=](int t, uint16_t bits) { qkv[int64_t(t) * g.channels() + c] = bits; });
-    } else if (c < all) {
-      copy_z(g, qkvz, z, first, last, c - g.channels(), slot >= 0);
+inline void conv_rest(const uint16_t *qkvz, const uint16_t *ba, int first, int last, bool live, int begin, int lane, uint16_t *z,
+                      uint16_t *b, uint16_t *a, const Gdn &g) {
+  int all = g.channels() + g.values();
+  if (begin + conv_block <= g.channels()) return;
+  for (int c = begin + lane; c < begin + conv_block; c += LANES) {
+    if (c < g.channels()) continue;
+    if (c < all) {
+      copy_z(g, qkvz, z, first, last, c - g.channels(), live);
     } else if (c < all + 2 * g.v_heads) {
       int gate = c - all, from = gate_source(g, gate), head = gate < g.v_heads ? gate : gate - g.v_heads;
       uint16_t *to = gate < g.v_heads ? b : a;
@@ -31,14 +26,58 @@ inline void conv_group(const uint16_t *qkvz, const uint16_t *ba, const uint16_t 
   }
 }
 
+// The same channels on a CPU, tap by tap over all of them, so that every loop is one over neighbours.
+inline void conv_block_cpu(const Gdn &g, const uint16_t *qkvz, const uint16_t *weights, const uint16_t *bias, uint16_t *state, int first,
+                           int last, int begin, int end, uint16_t *qkv) {
+  int n = end - begin, taps = g.width - 1;
+  int64_t channels = g.channels();
+  uint16_t raw[conv_block];
+  float r[conv_block];
+  for (int t = first; t < last; t++) {
+    const uint16_t *row = qkvz + t * (channels + g.values());
+    if (g.interleaved)
+      for (int i = 0; i < n; i++) raw[i] = row[source_of(g, begin + i)];
+    else
+      for (int i = 0; i < n; i++) raw[i] = row[begin + i];
+    for (int i = 0; i < n; i++) r[i] = bias && g.bias_first ? bf16_to_f32(bias[begin + i]) : 0.0f;
+    for (int tap = 0; tap < taps; tap++) {
+      const uint16_t *held = state + tap * channels + begin, *w = weights + int64_t(begin) * g.width + tap;
+      for (int i = 0; i < n; i++) r[i] = r[i] + bf16_to_f32(held[i]) * bf16_to_f32(w[i * g.width]);
+    }
+    const uint16_t *w = weights + int64_t(begin) * g.width + taps;
+    for (int i = 0; i < n; i++) r[i] = r[i] + bf16_to_f32(raw[i]) * bf16_to_f32(w[i * g.width]);
+    if (bias && !g.bias_first)
+      for (int i = 0; i < n; i++) r[i] = r[i] + bf16_to_f32(bias[begin + i]);
+    uint16_t *out = qkv + t * channels + begin;
+    for (int i = 0; i < n; i++) out[i] = rn_bf16(silu(r[i]));
+    for (int tap = 0; tap < taps; tap++) {
+      uint16_t *held = state + tap * channels + begin;
+      const uint16_t *next = tap + 1 < taps ? held + channels : raw;
+      for (int i = 0; i < n; i++) held[i] = next[i];
+    }
+  }
+}
+
 KERNEL(2) void conv_cpu(const uint16_t *qkvz, const uint16_t *ba, const uint16_t *weights, const uint16_t *bias, const int32_t *slots,
                         const int32_t *starts, uint16_t *conv_state, uint16_t *qkv, uint16_t *z, uint16_t *b, uint16_t *a, Gdn g) {
-  conv_group<1>(qkvz, ba, weights, bias, slots, starts, conv_state, qkv, z, b, a, g);
+  Lanes<1, 2> lanes;
+  int64_t sequence = lanes.row(), slot = slots[sequence];
+  int first = starts[sequence], last = starts[sequence + 1], begin = int(lanes.column()) * conv_block;
+  if (slot >= 0 && first < last && begin < g.channels())
+    conv_block_cpu(g, qkvz, weights, bias, conv_state + slot * g.conv_stride, first, last, begin,
+                   sycl::min(begin + conv_block, g.channels()), qkv);
+  conv_rest<1>(qkvz, ba, first, last, slot >= 0, begin, 0, z, b, a, g);
 }
 KERNEL(2) SUB_GROUP(16) void conv_gpu(const uint16_t *qkvz, const uint16_t *ba, const uint16_t *weights, const uint16_t *bias,
                                       const int32_t *slots, const int32_t *starts, uint16_t *conv_state, uint16_t *qkv, uint16_t *z,
                                       uint16_t *b, uint16_t *a, Gdn g) {
-  conv_group<conv_block>(qkvz, ba, weights, bias, slots, starts, conv_state, qkv, z, b, a, g);
+  Lanes<conv_block, 2> lanes;
+  int64_t sequence = lanes.row(), slot = slots[sequence];
+  int first = starts[sequence], last = starts[sequence + 1], begin = int(lanes.column()) * conv_block, c = begin + lanes.lane;
+  if (slot >= 0 && first < last && c < g.channels())
+    conv_channel(g, qkvz, weights, bias, conv_state + slot * g.conv_stride, first, last, c,
+                 [=](int t, uint16_t bits) { qkv[int64_t(t) * g.channels() + c] = bits; });
+  conv_rest<conv_block>(qkvz, ba, first, last, slot >= 0, begin, lanes.lane, z, b, a, g);
 }
 
 // ---------------------------------------------------------------- recurrence, cpu body
@@ -316,7 +355,13 @@ KERNEL(2) void step_cpu(STEP_ARGS) {
     return;
   }
   if (first == last) return;
-  conv_heads<1>(g, qkvz, weights, bias, conv_state + slot * g.conv_stride, qkv, z, first, last, k_head, 0);
+  uint16_t *state = conv_state + slot * g.conv_stride;
+  int parts[3][2] = {{k_head << g.shift, g.dim()}, {g.keys() + (k_head << g.shift), g.dim()},
+                     {2 * g.keys() + (k_head * g.ratio << g.shift), g.ratio << g.shift}};
+  for (auto &part : parts)
+    for (int c = part[0]; c < part[0] + part[1]; c += conv_block)
+      conv_block_cpu(g, qkvz, weights, bias, state, first, last, c, sycl::min(c + conv_block, part[0] + part[1]), qkv);
+  for (int i = 0; i < g.ratio << g.shift; i++) copy_z(g, qkvz, z, first, last, (k_head * g.ratio << g.shift) + i, true);
   Recurrence r{qkv, nullptr, nullptr, ba, a_log, dt_bias, dt_bf16, out};
   for (int head = k_head * g.ratio; head < (k_head + 1) * g.ratio; head++)
     head_cpu(g, r, state_of(ssm_state, g, slot, head), first, last, head);
