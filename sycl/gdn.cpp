@@ -1,30 +1,9 @@
-// GDN decode: conv, recurrence, and both in one launch. `_cpu` bodies work on blocks of sixteen rows of V in vectors, `_gpu` bodies
-// on a row of V a sub-group, its state in registers; both add in the contract's order.
+// GDN decode on a CPU: conv, recurrence, and both in one launch; sixteen rows of V at a time in vectors of sixteen.
 #include "gdn.hpp"
 
-constexpr int conv_block = 256;  // channels of a work-group
-constexpr int gpu_lanes = 128;   // of the recurrence: eight sub-groups of sixteen
 constexpr int most_dim = 256;
 
 // ---------------------------------------------------------------- conv
-
-// What a work-group's 256 columns hold behind the channels: z, then b and a.
-template <int LANES>
-inline void conv_rest(const uint16_t *qkvz, const uint16_t *ba, int first, int last, bool live, int begin, int lane, uint16_t *z,
-                      uint16_t *b, uint16_t *a, const Gdn &g) {
-  int all = g.channels() + g.values();
-  if (begin + conv_block <= g.channels()) return;
-  for (int c = begin + lane; c < begin + conv_block; c += LANES) {
-    if (c < g.channels()) continue;
-    if (c < all) {
-      copy_z(g, qkvz, z, first, last, c - g.channels(), live);
-    } else if (c < all + 2 * g.v_heads) {
-      int gate = c - all, from = gate_source(g, gate), head = gate < g.v_heads ? gate : gate - g.v_heads;
-      uint16_t *to = gate < g.v_heads ? b : a;
-      for (int t = first; t < last; t++) to[int64_t(t) * g.v_heads + head] = ba[int64_t(t) * 2 * g.v_heads + from];
-    }
-  }
-}
 
 // The same channels on a CPU, tap by tap over all of them, so that every loop is one over neighbours.
 inline void conv_block_cpu(const Gdn &g, const uint16_t *qkvz, const uint16_t *weights, const uint16_t *bias, uint16_t *state, int first,
@@ -68,18 +47,6 @@ KERNEL(2) void conv_cpu(const uint16_t *qkvz, const uint16_t *ba, const uint16_t
                    sycl::min(begin + conv_block, g.channels()), qkv);
   conv_rest<1>(qkvz, ba, first, last, slot >= 0, begin, 0, z, b, a, g);
 }
-KERNEL(2) SUB_GROUP(16) void conv_gpu(const uint16_t *qkvz, const uint16_t *ba, const uint16_t *weights, const uint16_t *bias,
-                                      const int32_t *slots, const int32_t *starts, uint16_t *conv_state, uint16_t *qkv, uint16_t *z,
-                                      uint16_t *b, uint16_t *a, Gdn g) {
-  Lanes<conv_block, 2> lanes;
-  int64_t sequence = lanes.row(), slot = slots[sequence];
-  int first = starts[sequence], last = starts[sequence + 1], begin = int(lanes.column()) * conv_block, c = begin + lanes.lane;
-  if (slot >= 0 && first < last && c < g.channels())
-    conv_channel(g, qkvz, weights, bias, conv_state + slot * g.conv_stride, first, last, c,
-                 [=](int t, uint16_t bits) { qkv[int64_t(t) * g.channels() + c] = bits; });
-  conv_rest<conv_block>(qkvz, ba, first, last, slot >= 0, begin, lanes.lane, z, b, a, g);
-}
-
 // ---------------------------------------------------------------- recurrence, cpu body
 
 using f16v = float __attribute__((ext_vector_type(16)));
@@ -166,26 +133,6 @@ inline void advance(float *s, int64_t apart, int dim, const Token &token, const 
   for (int i = 0; i < 16; i++) out[i] = rn_bf16(o[i]);
 }
 
-// What the recurrence reads beside the state. a and b come apart, or both in `ba` as they were projected.
-struct Recurrence {
-  const uint16_t *qkv, *a, *b, *ba;
-  const float *a_log;
-  const void *dt_bias;
-  int dt_bf16;
-  uint16_t *out;
-
-  float beta(const Gdn &g, int64_t t, int head) const {
-    return sigmoid(bf16_to_f32(ba ? ba[t * 2 * g.v_heads + gate_source(g, head)] : b[t * g.v_heads + head]));
-  }
-  float decayed(const Gdn &g, int64_t t, int head) const {
-    uint16_t mine = ba ? ba[t * 2 * g.v_heads + gate_source(g, g.v_heads + head)] : a[t * g.v_heads + head];
-    return decay(mine, a_log[head], bias(head), g.softplus);
-  }
-  float bias(int head) const {
-    return dt_bf16 ? bf16_to_f32(static_cast<const uint16_t *>(dt_bias)[head]) : static_cast<const float *>(dt_bias)[head];
-  }
-};
-
 // One v-head of one sequence. f32 states in [V, K] are changed where they lie, others by way of a block in f32.
 inline void head_cpu(const Gdn &g, const Recurrence &r, void *state, int first, int last, int head) {
   int dim = g.dim(), k_head = g.k_head(head);
@@ -213,11 +160,6 @@ inline void head_cpu(const Gdn &g, const Recurrence &r, void *state, int first, 
   }
 }
 
-inline void *state_of(void *table, const Gdn &g, int64_t slot, int head) {
-  int64_t at = slot * g.ssm_stride + (int64_t(head) << (2 * g.shift));
-  return static_cast<char *>(table) + at * (g.state_type == state_f32 ? 4 : 2);
-}
-
 KERNEL(2) void recurrent_cpu(const uint16_t *qkv, const uint16_t *a, const uint16_t *b, const float *a_log, const void *dt_bias,
                              const int32_t *slots, const int32_t *starts, void *ssm_state, uint16_t *out, Gdn g, int dt_bf16) {
   Lanes<1, 2> lanes;
@@ -228,122 +170,7 @@ KERNEL(2) void recurrent_cpu(const uint16_t *qkv, const uint16_t *a, const uint1
   head_cpu(g, r, state_of(ssm_state, g, slot, head), starts[sequence], starts[sequence + 1], head);
 }
 
-// ---------------------------------------------------------------- recurrence, gpu body
-
-// A lane of sixteen stands for virtual lanes l and l + 16; it holds elements l, l + 32, … and l + 16, l + 48, … of a row.
-template <int DIM> struct Row {
-  static constexpr int half = DIM / 32;
-  float low[half], high[half];
-};
-
-inline float fold(sycl::sub_group group, float low, float high) {
-  float p = low + high;
-  for (int h = 8; h > 0; h /= 2) p = p + sycl::permute_group_by_xor(group, p, h);
-  return p;
-}
-
-template <int DIM> inline float dot(sycl::sub_group group, const Row<DIM> &x, const Row<DIM> &y) {
-  float low = 0.0f, high = 0.0f;
-  for (int j = 0; j < Row<DIM>::half; j++) {
-    low += x.low[j] * y.low[j];
-    high += x.high[j] * y.high[j];
-  }
-  return fold(group, low, high);
-}
-
-template <int DIM> inline Row<DIM> normed_row(const Gdn &g, sycl::sub_group group, const uint16_t *from, float scale) {
-  int lane = int(group.get_local_linear_id());
-  Row<DIM> x;
-  for (int j = 0; j < Row<DIM>::half; j++) {
-    x.low[j] = bf16_to_f32(from[32 * j + lane]);
-    x.high[j] = bf16_to_f32(from[32 * j + 16 + lane]);
-  }
-  float total = dot<DIM>(group, x, x);
-  for (int j = 0; j < Row<DIM>::half; j++) {
-    x.low[j] = normed(x.low[j], total, g.l2norm) * scale;
-    x.high[j] = normed(x.high[j], total, g.l2norm) * scale;
-  }
-  return x;
-}
-
-// One v-head of one sequence by a work-group: each sub-group takes every so-manieth row of V through all tokens.
-template <int DIM>
-inline void head_gpu(const Gdn &g, const Recurrence &r, void *state, int first, int last, int head, sycl::sub_group group, int groups) {
-  int lane = int(group.get_local_linear_id()), k_head = g.k_head(head);
-  float scale = float(1.0 / sycl::sqrt(double(DIM)));
-  for (int v = int(group.get_group_linear_id()); v < DIM; v += groups) {
-    Row<DIM> s;
-    for (int j = 0; j < Row<DIM>::half; j++) {
-      s.low[j] = load_state(state, state_at(g, v, 32 * j + lane), g.state_type);
-      s.high[j] = load_state(state, state_at(g, v, 32 * j + 16 + lane), g.state_type);
-    }
-    for (int t = first; t < last; t++) {
-      const uint16_t *row = r.qkv + int64_t(t) * g.channels();
-      Row<DIM> k = normed_row<DIM>(g, group, row + g.keys() + (k_head << g.shift), 1.0f);
-      float keep = r.decayed(g, t, head), beta = r.beta(g, t, head);
-      for (int j = 0; j < Row<DIM>::half; j++) {
-        s.low[j] = s.low[j] * keep;
-        s.high[j] = s.high[j] * keep;
-      }
-      float value = bf16_to_f32(row[2 * g.keys() + (head << g.shift) + v]);
-      float d = (value - dot<DIM>(group, s, k)) * beta;
-      for (int j = 0; j < Row<DIM>::half; j++) {
-        s.low[j] = s.low[j] + d * k.low[j];
-        s.high[j] = s.high[j] + d * k.high[j];
-      }
-      Row<DIM> q = normed_row<DIM>(g, group, row + (k_head << g.shift), scale);
-      float o = dot<DIM>(group, s, q);
-      if (lane == 0) r.out[int64_t(t) * g.values() + (head << g.shift) + v] = rn_bf16(o);
-    }
-    for (int j = 0; j < Row<DIM>::half; j++) {
-      store_state(state, state_at(g, v, 32 * j + lane), g.state_type, s.low[j]);
-      store_state(state, state_at(g, v, 32 * j + 16 + lane), g.state_type, s.high[j]);
-    }
-  }
-}
-
-template <int DIM>
-inline void recurrent_group(const uint16_t *qkv, const uint16_t *a, const uint16_t *b, const float *a_log, const void *dt_bias,
-                            const int32_t *slots, const int32_t *starts, void *ssm_state, uint16_t *out, const Gdn &g, int dt_bf16) {
-  Lanes<gpu_lanes, 2> lanes;
-  int64_t sequence = lanes.row(), slot = slots[sequence];
-  if (slot < 0 || starts[sequence] == starts[sequence + 1]) return;
-  int head = int(lanes.column());
-  Recurrence r{qkv, a, b, nullptr, a_log, dt_bias, dt_bf16, out};
-  head_gpu<DIM>(g, r, state_of(ssm_state, g, slot, head), starts[sequence], starts[sequence + 1], head,
-                this_item::get_sub_group(), gpu_lanes / 16);
-}
-
-#define RECURRENT(DIM)                                                                                                        \
-  KERNEL(2) SUB_GROUP(16) void recurrent_##DIM##_gpu(const uint16_t *qkv, const uint16_t *a, const uint16_t *b,               \
-                                                     const float *a_log, const void *dt_bias, const int32_t *slots,           \
-                                                     const int32_t *starts, void *ssm_state, uint16_t *out, Gdn g, int dt_bf16) { \
-    recurrent_group<DIM>(qkv, a, b, a_log, dt_bias, slots, starts, ssm_state, out, g, dt_bf16);                               \
-  }
-RECURRENT(64)
-RECURRENT(128)
-RECURRENT(256)
-
 // ---------------------------------------------------------------- both in one launch
-
-// The channels of one k-head and its v-heads: q, k, then v. Lane by lane, through all tokens, into `qkv`.
-template <int LANES>
-inline void conv_heads(const Gdn &g, const uint16_t *qkvz, const uint16_t *weights, const uint16_t *bias, uint16_t *conv_state,
-                       uint16_t *qkv, uint16_t *z, int first, int last, int k_head, int lane) {
-  int dim = g.dim(), mine = (2 + g.ratio) << g.shift;
-  for (int i = lane; i < mine; i += LANES) {
-    int part = i >> g.shift, c = part < 2 ? part * g.keys() + (k_head << g.shift) + (i & (dim - 1))
-                                          : 2 * g.keys() + (k_head * g.ratio << g.shift) + i - 2 * dim;
-    conv_channel(g, qkvz, weights, bias, conv_state, first, last, c,
-                 [=](int t, uint16_t bits) { qkv[int64_t(t) * g.channels() + c] = bits; });
-  }
-  for (int i = lane; i < g.ratio << g.shift; i += LANES) copy_z(g, qkvz, z, first, last, (k_head * g.ratio << g.shift) + i, true);
-}
-
-#define STEP_ARGS                                                                                                          \
-  const uint16_t *qkvz, const uint16_t *ba, const uint16_t *weights, const uint16_t *bias, const float *a_log, const void *dt_bias, \
-      const int32_t *slots, const int32_t *starts, uint16_t *conv_state, void *ssm_state, uint16_t *z, uint16_t *out, uint16_t *qkv, Gdn g, \
-      int dt_bf16
 
 // One work-group a sequence and k-head; `qkv` is scratch.
 KERNEL(2) void step_cpu(STEP_ARGS) {
@@ -366,28 +193,3 @@ KERNEL(2) void step_cpu(STEP_ARGS) {
   for (int head = k_head * g.ratio; head < (k_head + 1) * g.ratio; head++)
     head_cpu(g, r, state_of(ssm_state, g, slot, head), first, last, head);
 }
-
-template <int DIM> inline void step_group(STEP_ARGS) {
-  Lanes<gpu_lanes, 2> lanes;
-  int64_t sequence = lanes.row(), slot = slots[sequence];
-  int first = starts[sequence], last = starts[sequence + 1], k_head = int(lanes.column());
-  if (slot < 0) {
-    for (int i = lanes.lane; i < g.ratio << g.shift; i += gpu_lanes)
-      copy_z(g, qkvz, z, first, last, (k_head * g.ratio << g.shift) + i, false);
-    return;
-  }
-  if (first == last) return;
-  conv_heads<gpu_lanes>(g, qkvz, weights, bias, conv_state + slot * g.conv_stride, qkv, z, first, last, k_head, lanes.lane);
-  lanes.barrier();
-  Recurrence r{qkv, nullptr, nullptr, ba, a_log, dt_bias, dt_bf16, out};
-  for (int head = k_head * g.ratio; head < (k_head + 1) * g.ratio; head++)
-    head_gpu<DIM>(g, r, state_of(ssm_state, g, slot, head), first, last, head, this_item::get_sub_group(), gpu_lanes / 16);
-}
-
-#define STEP(DIM)                                                                                                        \
-  KERNEL(2) SUB_GROUP(16) void step_##DIM##_gpu(STEP_ARGS) {                                                             \
-    step_group<DIM>(qkvz, ba, weights, bias, a_log, dt_bias, slots, starts, conv_state, ssm_state, z, out, qkv, g, dt_bf16); \
-  }
-STEP(64)
-STEP(128)
-STEP(256)

@@ -132,3 +132,55 @@ inline void copy_z(const Gdn &g, const uint16_t *qkvz, uint16_t *z, int first, i
   int from = source_of(g, g.channels() + at);
   for (int t = first; t < last; t++) z[int64_t(t) * g.values() + at] = qkvz[int64_t(t) * (g.channels() + g.values()) + from];
 }
+
+constexpr int conv_block = 256;  // channels of a work-group
+
+// What a work-group's 256 columns hold behind the channels: z, then b and a.
+template <int LANES>
+inline void conv_rest(const uint16_t *qkvz, const uint16_t *ba, int first, int last, bool live, int begin, int lane, uint16_t *z,
+                      uint16_t *b, uint16_t *a, const Gdn &g) {
+  int all = g.channels() + g.values();
+  if (begin + conv_block <= g.channels()) return;
+  for (int c = begin + lane; c < begin + conv_block; c += LANES) {
+    if (c < g.channels()) continue;
+    if (c < all) {
+      copy_z(g, qkvz, z, first, last, c - g.channels(), live);
+    } else if (c < all + 2 * g.v_heads) {
+      int gate = c - all, from = gate_source(g, gate), head = gate < g.v_heads ? gate : gate - g.v_heads;
+      uint16_t *to = gate < g.v_heads ? b : a;
+      for (int t = first; t < last; t++) to[int64_t(t) * g.v_heads + head] = ba[int64_t(t) * 2 * g.v_heads + from];
+    }
+  }
+}
+
+// ---------------------------------------------------------------- recurrence
+
+// What the recurrence reads beside the state. a and b come apart, or both in `ba` as they were projected.
+struct Recurrence {
+  const uint16_t *qkv, *a, *b, *ba;
+  const float *a_log;
+  const void *dt_bias;
+  int dt_bf16;
+  uint16_t *out;
+
+  float beta(const Gdn &g, int64_t t, int head) const {
+    return sigmoid(bf16_to_f32(ba ? ba[t * 2 * g.v_heads + gate_source(g, head)] : b[t * g.v_heads + head]));
+  }
+  float decayed(const Gdn &g, int64_t t, int head) const {
+    uint16_t mine = ba ? ba[t * 2 * g.v_heads + gate_source(g, g.v_heads + head)] : a[t * g.v_heads + head];
+    return decay(mine, a_log[head], bias(head), g.softplus);
+  }
+  float bias(int head) const {
+    return dt_bf16 ? bf16_to_f32(static_cast<const uint16_t *>(dt_bias)[head]) : static_cast<const float *>(dt_bias)[head];
+  }
+};
+
+inline void *state_of(void *table, const Gdn &g, int64_t slot, int head) {
+  int64_t at = slot * g.ssm_stride + (int64_t(head) << (2 * g.shift));
+  return static_cast<char *>(table) + at * (g.state_type == state_f32 ? 4 : 2);
+}
+
+#define STEP_ARGS                                                                                                          \
+  const uint16_t *qkvz, const uint16_t *ba, const uint16_t *weights, const uint16_t *bias, const float *a_log, const void *dt_bias, \
+      const int32_t *slots, const int32_t *starts, uint16_t *conv_state, void *ssm_state, uint16_t *z, uint16_t *out, uint16_t *qkv, Gdn g, \
+      int dt_bf16

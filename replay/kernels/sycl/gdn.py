@@ -70,7 +70,8 @@ class Launches:
     def _add(self, kernel: str, columns: int, lanes: int, *args: object) -> None:
         """Work-groups [sequences, columns], of one item on a CPU."""
         lanes = 1 if self.body == "cpu" else lanes
-        self.program.add("gdn", f"{kernel}_{self.body}", (self.batch, columns * lanes), (1, lanes), *args)
+        source = "gdn" if self.body == "cpu" else "gdn_gpu"
+        self.program.add(source, f"{kernel}_{self.body}", (self.batch, columns * lanes), (1, lanes), *args)
 
     def _bias(self) -> str | None:
         return None if self.modes["conv_bias"] == "off" else "conv_bias"
