@@ -271,6 +271,8 @@ class Kernel(Value, frozen=True, kw_only=True):
     values implemented, for modes not implemented in full; ``layouts`` the layouts of inputs it takes, each of which is
     judged; ``needs`` are probe strings; ``launches`` counts launches a call (None = not counted); ``file`` is the user's
     own source for a kernel brought by ``--load``. ``rests_on`` names self-tests of the device, beside those of its stage.
+    ``budgeted``: where its output is not bit-equal it is held to its stage's budgets, and cannot be promoted; a kernel that does
+    not ask for that is held to the bits.
     """
 
     id: str
@@ -281,6 +283,7 @@ class Kernel(Value, frozen=True, kw_only=True):
     needs: tuple[str, ...] = ()
     launches: int | None = None
     graph_safe: bool = False
+    budgeted: bool = False
     rests_on: tuple[str, ...] = ()
     prepack: str | None = None
     file: str | None = None

@@ -89,7 +89,7 @@ FLAGS: dict[str, Told] = {
     "interval_holds_zero": Told("INCONCLUSIVE", "neither faster, slower nor the same", "as many processes as the line says"),
     "ceiling_drift": Told(
         "INCONCLUSIVE",
-        "the machine's own rates moved between the beginning and the end of too many processes",
+        "the memory ceilings moved beside a case of the line, and it was not timed again, or they moved again",
         "run it again on a quiet machine",
     ),
     "foreign_process": Told("INCONCLUSIVE", "the named process kept a tenth of a core busy or more", "stop it and run again"),

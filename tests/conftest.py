@@ -1,7 +1,10 @@
 """What tests share: where the lab's captures are, small cases, and running one kernel in this process."""
 
+import atexit
+import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,6 +19,8 @@ from replay.session import child
 from replay.session.arms import Arms
 from replay.stages import STAGES, problem_for
 from replay.stages.vary import twin_of
+from tests.gdn import SMALL as SMALL_STATES
+from tests.gdn import state_case, state_file
 
 ROOT = Path(__file__).resolve().parent.parent
 LAB = ROOT.parent / "shared" / "captures" / "lab"
@@ -26,6 +31,10 @@ needs_lab = pytest.mark.skipif(not LAB.is_dir(), reason="the lab's captures are 
 SMALL = Geometry.parse("qwen36:tp4:hidden=64,experts=16,top_k=4,inter=16")
 
 
+STATE_FOLDER = Path(tempfile.mkdtemp(prefix="b70-states-"))
+atexit.register(shutil.rmtree, STATE_FOLDER, ignore_errors=True)
+
+
 def draw_routes(rng: np.random.Generator, tokens: int, experts: int, top_k: int, padding: float = 0.0) -> Routes:
     """Random routes: distinct ids per token, each turned into −1 with probability ``padding``."""
     rows = [rng.choice(experts, top_k, replace=False) for _ in range(tokens)]
@@ -33,7 +42,10 @@ def draw_routes(rng: np.random.Generator, tokens: int, experts: int, top_k: int,
 
 
 def make_case(stage: str, geometry: Geometry = SMALL, tokens: int = 3, seed: int = 7, padding: float = 0.0, **modes: str) -> Case:
-    """A case with drawn routes."""
+    """A case with drawn routes, or with generated states for a stage that wants those."""
+    if stage.startswith("gdn."):
+        small = geometry if "k_heads" in str(geometry) else SMALL_STATES
+        return state_case(stage, state_file(STATE_FOLDER / str(small), small, max(tokens, 2)), small, tokens, **modes)
     rng = np.random.default_rng(seed)
     routes = draw_routes(rng, tokens, geometry.experts, geometry.top_k, padding)
     problem = problem_for(STAGES[stage], geometry, tokens, modes)
@@ -45,7 +57,7 @@ def judge_here(kernel_id: str, case: Case, load: str | None = None, repeats: int
     kernels = registered([load] if load else [])
     if load:
         load_file(load)
-    stage = STAGES[case.problem.stage]
+    stage = STAGES[case.problem.stage].judging(kernels[kernel_id])
     inputs = stage.inputs(case)
     want = stage.expected(case.problem, inputs)
     ran = child._run_case(Arms(Device("cpu")), kernels[kernel_id], case, 0, repeats)

@@ -13,11 +13,11 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from replay.kernels import eager
+from replay.kernels import eager, eager_gdn
 from replay.model import Kernel, Problem
 from replay.stages import STAGES
 
-_EAGER = {k.stage: k for k in eager.KERNELS if "cpu" in k.devices}
+_EAGER = {k.stage: k for k in (*eager.KERNELS, *eager_gdn.KERNELS) if "cpu" in k.devices}
 OUTPUT = {
     "moe.quantize": "q",
     "moe.route": "unpermuted_to_permuted",
@@ -29,6 +29,9 @@ OUTPUT = {
     "moe.shared": "out",
     "moe.middle": "y",
     "moe.layer": "out",
+    "gdn.conv": "qkv",
+    "gdn.recurrent": "core_attn_out",
+    "gdn.step": "core_attn_out",
 }
 
 

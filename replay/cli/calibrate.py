@@ -24,10 +24,10 @@ def command(device: str) -> int:
     it. A run measures the same before and after its samples.
     """
     from replay.devices import parse
-    from replay.session.exclusive import WAITING, timing_on
+    from replay.session.exclusive import timing_on
     from replay.session.workers import calibrated
 
-    with timing_on(parse(device), lambda: click.echo(WAITING, err=True)):
+    with timing_on(parse(device), lambda told: click.echo(told, err=True)):
         click.echo(text(calibrated(device)))
     return 0
 

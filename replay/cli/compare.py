@@ -35,6 +35,8 @@ def command(first: Path, second: Path, fields: tuple[str, ...]) -> int:
     for folder, result in zip((first, second), results, strict=True):
         if result.quick:
             click.echo(f"{folder} is QUICK: a look.")
+        if told := compare.doubts(result):
+            click.echo(f"{folder}: {told}.")
         if not result.finished:
             click.echo(f"{folder} is unfinished.")
     return 0

@@ -163,7 +163,7 @@ def _run(folder: Path, records: Any, journal: Any) -> int:
         task = bar.add_task("begin", total=None)
 
         def progress(what: str, done: int, total: int) -> None:
-            if what == WAITING and not console.is_terminal:
+            if what.startswith(WAITING) and not console.is_terminal:
                 click.echo(what, err=True)
             bar.update(task, description=what, completed=done, total=total)
 

@@ -121,13 +121,13 @@ def _spent(specs: tuple[Spec, ...], allowed: Mapping[str, Allowance], want: Outp
 
 
 def other_modes(stage: Stage, problem: Problem) -> list[Problem]:
-    """The same problem under each other named value of each mode (parametric ones, and other shapes, left out)."""
+    """The same problem under each other named value of each mode (parametric ones, and those with other tensors, left out)."""
     found = []
     for name, values in stage.modes.items():
         for value in values:
             if re.fullmatch(r"\w+", value) and value != problem.mode(name):
                 other = problem.with_mode(name, value)
-                if [s.shape for s in stage.specs(other)] == [s.shape for s in stage.specs(problem)]:
+                if stage.specs(other) == stage.specs(problem):
                     found.append(other)
     return found
 

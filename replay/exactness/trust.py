@@ -70,7 +70,8 @@ def redrawn(value: NDArray[Any] | ExpertRows, dtype: str) -> NDArray[Any] | Expe
     valid = value >= 0
     present, place = np.unique(value[valid], return_inverse=True)
     turned = value.copy()
-    turned[valid] = present[::-1][place]
+    # One alone has nobody to change with: the one before it, or behind the first.
+    turned[valid] = present[::-1][place] if len(present) != 1 else np.abs(present - 1)
     return turned
 
 

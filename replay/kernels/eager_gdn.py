@@ -140,8 +140,8 @@ def recurrent(qkv: "T", a: "T", b: "T", t: "Tensors", state: "T", out: "T", g: G
     parts = torch.split(qkv, [width, width, g.v_heads * g.head_dim], dim=1)
     q, k, v = (part.reshape(len(qkv), -1, g.head_dim).float() for part in parts)
     ratio = g.v_heads // g.k_heads
-    q = (l2norm(q, modes["l2norm"]) * g.head_dim**-0.5).repeat_interleave(ratio, dim=1)
-    k = l2norm(k, modes["l2norm"]).repeat_interleave(ratio, dim=1)
+    q = of_v_heads(l2norm(q, modes["l2norm"]) * g.head_dim**-0.5, ratio)
+    k = of_v_heads(l2norm(k, modes["l2norm"]), ratio)
     spread = softplus(a.float() + t["dt_bias"].float(), modes["softplus"])
     keep, beta = exp_cr(-exp_cr(t["A_log"]) * spread), sigmoid(b.float())
     sequences = live(t["slots"], t["query_start_loc"])
@@ -151,10 +151,20 @@ def recurrent(qkv: "T", a: "T", b: "T", t: "Tensors", state: "T", out: "T", g: G
     for chosen, rows in turns(t["query_start_loc"], sequences):
         s = held[chosen] * keep[rows][:, :, None, None]
         d = (v[rows] - _over_k(s * k[rows][:, :, None, :])) * beta[rows][:, :, None]
-        s = s + d[..., None] * k[rows][:, :, None, :]
+        s = outer_sum(s, d, k[rows])
         out[rows] = _over_k(s * q[rows][:, :, None, :]).bfloat16()
         held[chosen] = s
     state[at] = (held if v_k else held.transpose(2, 3)).to(state.dtype)
+
+
+def of_v_heads(x: "T", ratio: int) -> "T":
+    """[T, Hk, K] → [T, Hv, K]: v-head h has k-head h // ratio."""
+    return x.repeat_interleave(ratio, dim=1)
+
+
+def outer_sum(s: "T", d: "T", k: "T") -> "T":
+    """S + d·k, a product and a sum that round apart: s [n, Hv, V, K], d [n, Hv, V], k [n, Hv, K]."""
+    return s + d[..., None] * k[:, :, None, :]
 
 
 def _over_k(terms: "T") -> "T":

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from tabulate import tabulate
 
-from replay.model import Interval, Value
+from replay.model import Value
 from replay.results.build import Group, Result
 from replay.results.table import interval_text, percent, shape_of
 
@@ -21,8 +21,10 @@ class Line(Value, frozen=True):
 
     @property
     def ratio(self) -> float | None:
-        """Time after over time before, as a share; None where either has none."""
+        """Time after over time before, as a share; None where either has none that may be believed."""
         if not (self.before and self.after and self.before.us and self.after.us):
+            return None
+        if any(g.verdict and g.verdict.label == "INVALID" for g in (self.before, self.after)):
             return None
         return self.after.us.mid / self.before.us.mid - 1
 
@@ -48,12 +50,20 @@ def settings(before: Result, after: Result) -> list[str]:
     return [f"{name}: {a} → {b}" for name, a, b in pairs if a != b]
 
 
+def doubts(result: Result) -> str:
+    """What spoils or caps all of a run's times, in the codes of its lines; empty for a quiet run."""
+    told = (f"ceiling_drift: {name}" for name in result.drift)
+    return "; ".join([*(d.replace(":", ": ", 1) for d in result.disturbed), *told])
+
+
 def text(found: Sequence[Line], differing: Sequence[str]) -> str:
     """The table, and under it what the runs differ in."""
 
     def time(group: Group | None) -> str:
-        us: Interval | None = group.us if group else None
-        return interval_text(us) if us else group.exact if group else "–"
+        if group is None or group.us is None:
+            return group.exact if group else "–"
+        invalid = group.verdict is not None and group.verdict.label == "INVALID"
+        return interval_text(group.us) + (" INVALID" if invalid else "")
 
     rows = [
         [line.what, time(line.before), time(line.after), percent(line.ratio) if line.ratio is not None else "–"] for line in found

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from replay.errors import InputError
 from replay.model import NULL, Exact, Inexact, NotRun, Outcome, Sample, Work
 from replay.session.journal import (
     Attended,
@@ -33,8 +34,9 @@ class Seen:
     """The records of a run that has begun; ``records[0]`` must be its Begun."""
 
     def __init__(self, records: Sequence[Record]) -> None:
-        first = records[0]
-        assert isinstance(first, Begun)  # journal.resume and promote check it
+        first = records[0] if records else None
+        if not isinstance(first, Begun):
+            raise InputError("run", "journal", "a run that had begun", "none")
         self.plan: Plan = first.plan
         self.identity: dict[str, Any] = first.identity
         self.work: dict[str, Work] = {}

@@ -83,7 +83,8 @@ def tables(result: Result) -> Iterator[tuple[list[Group], list[Group]]]:
 def title(first: Group, lines: Sequence[Group], result: Result) -> str:
     """What a table is about."""
     tokens = f"{first.tokens} token" + ("s" if first.tokens > 1 else "")
-    base = next((g.kernel for g in lines if g.verdict and g.verdict.label == "BASELINE"), None)
+    named = (g.comparison.baseline for g in lines if g.comparison)
+    base = next((g.kernel for g in lines if g.verdict and g.verdict.label == "BASELINE"), None) or next(named, None)
     cases = f"{first.cases} case{'s' * (first.cases > 1)}" + (f" ({first.degenerate} degenerate)" if first.degenerate else "")
     parts = [first.stage, first.geometry.replace(":", " ", 1), f"{first.capture} {first.layers}", tokens, cases]
     if first.modes:

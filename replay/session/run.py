@@ -19,7 +19,7 @@ from replay.oracle.moe import ExpertRows
 from replay.session import journal as j
 from replay.session.child import Ceiled, Done, Looked, Raised, Ran, Sampled, judge_main
 from replay.session.crew import Crew, Seating
-from replay.session.exclusive import WAITING, timing_on
+from replay.session.exclusive import timing_on
 from replay.session.sampling import Job
 from replay.session.workers import Died, Ending, Worker, device_lost, healthy, selftested
 from replay.stages import STAGES
@@ -103,7 +103,7 @@ class Session:
             for kernel in self.plan.kernels_of(stage):
                 self._judge(kernel, self._cases(stage))
         self._truth.clear()
-        with timing_on(self.plan.device, lambda: self.progress(WAITING, 0, 1)):
+        with timing_on(self.plan.device, lambda told: self.progress(told, 0, 1)):
             for process in range(self.plan.processes):
                 self._time(process)
         self.write(j.Finished(len(self.state.outcomes)))
@@ -194,7 +194,7 @@ class Session:
         return done
 
     def _judged(self, case: Case, kernel: Kernel, ran: Ran) -> j.Judged:
-        stage = STAGES[case.problem.stage]
+        stage = STAGES[case.problem.stage].judging(kernel)
         inputs, want = self.truth(case)
         outcome = judge(stage, case, inputs, want, ran.repeats, ran.trespasses)
         twins: dict[Twin, j.Answer] = {}
@@ -306,9 +306,10 @@ class Session:
 
     def _wrong(self, case: Case, outputs: dict[str, Got]) -> Iterator[tuple[str, str]]:
         """Arms whose output, snatched from a timed call, is not the oracle's."""
-        stage = STAGES[case.problem.stage]
         inputs, want = self.truth(case, timed=True)
+        kernels = {k.id: k for k in self.plan.kernels_of(case.problem.stage)}
         for arm, got in outputs.items():
+            stage = STAGES[case.problem.stage].judging(kernels[arm.removesuffix(NULL)])
             found = graded(stage, case.problem, inputs, want, got)
             outcome = self.state.outcomes[str(case.id), arm.removesuffix(NULL)]
             when = f"after timing, {TWIN[case.twin]}" if case.twin else "in a timed call: "

@@ -74,7 +74,8 @@ def probe(device: str) -> dict[str, Any]:
 
 
 def calibrated(device: str) -> Calibration:
-    """What a device reaches, measured in a child. EnvironmentRefused where it does not come back."""
+    """What a device reaches, measured in a child. EnvironmentRefused where it is not there or does not come back."""
+    probe(device)
     worker = Worker(calibrate_main, device, timeout_s=CALIBRATE_TIMEOUT_S)
     for message in worker.listen():
         if isinstance(message, Measured):

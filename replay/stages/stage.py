@@ -1,13 +1,13 @@
 """The shape of a stage: a frozen record of functions."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
 from numpy.typing import NDArray
 
-from replay.model import Case, Layout, Problem, Spec, Work
+from replay.model import Case, Kernel, Layout, Problem, Spec, Work
 from replay.oracle.moe import ExpertRows
 
 Tensors = dict[str, NDArray[Any] | ExpertRows]
@@ -86,6 +86,10 @@ class Stage:
     selects: bool = False
     budgets: Mapping[str, Budget] = field(default_factory=dict)
     row_scale: Callable[[Problem, Tensors, str], NDArray[Any]] | None = None
+
+    def judging(self, kernel: Kernel) -> "Stage":
+        """This stage as it judges a kernel: without its budgets where the kernel does not ask for them."""
+        return self if kernel.budgeted else replace(self, budgets={})
 
     def expected(self, problem: Problem, inputs: Tensors) -> Outputs:
         """The oracle's outputs in canonical form, as a kernel's are before they are compared."""

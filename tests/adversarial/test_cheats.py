@@ -92,7 +92,7 @@ def test_padding_rows_that_matter_are_not_skipped() -> None:
     ids = tuple((-1,) * len(row) if t == 2 else row for t, row in enumerate(case.routes.topk_ids))
     import msgspec
 
-    case = msgspec.structs.replace(case, routes=msgspec.structs.replace(case.routes, topk_ids=ids))
+    case = msgspec.structs.replace(case, held=msgspec.structs.replace(case.routes, topk_ids=ids))
     outcome = judge_here("cheat:moe.combine:skips_padding", case, load=str(CHEATS))
     assert getattr(outcome, "status", "") == "FAIL"
     assert getattr(outcome, "row", -1) == 2

@@ -247,7 +247,7 @@ def test_an_edited_verdict_is_not_believed_even_under_a_new_seal(steady: Run) ->
     assert through == []
     plan = records[0]
     assert isinstance(plan, j.Begun)
-    cases = tuple(msgspec.structs.replace(c, routes=other_routes(c.routes)) for c in plan.plan.cases)
+    cases = tuple(msgspec.structs.replace(c, held=other_routes(c.routes)) for c in plan.plan.cases)
     steady.write([j.Begun(msgspec.structs.replace(plan.plan, cases=cases), plan.identity), *records[1:]])
     assert "evidence_differs" in {r.code for r in steady.refused(now=now)}
 

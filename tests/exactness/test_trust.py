@@ -72,7 +72,7 @@ def test_an_oracle_made_of_kernels_is_refused() -> None:
 def test_edge_cases_are_not_held_against_an_oracle() -> None:
     """A token without experts, alone in its suite, leaves the stage unprobed; beside another case it is passed over."""
     case = make_case("moe.combine", tokens=2)
-    empty = msgspec.structs.replace(case, routes=msgspec.structs.replace(case.routes, topk_ids=((-1,) * 4,) * 2))
+    empty = msgspec.structs.replace(case, held=msgspec.structs.replace(case.routes, topk_ids=((-1,) * 4,) * 2))
     stage = STAGES["moe.combine"]
     assert stage.degenerate(empty.problem, stage.inputs(empty))
     assert not stage.degenerate(case.problem, stage.inputs(case))
@@ -88,9 +88,9 @@ def test_a_token_of_another_rank_is_an_edge() -> None:
     stage = STAGES["moe.route"]
     elsewhere = make_case("moe.route", tokens=1, expert_map="ep16:15")
     ids = msgspec.structs.replace(elsewhere.routes, topk_ids=((1, 2, 3, 4),))
-    elsewhere = msgspec.structs.replace(elsewhere, routes=ids)
+    elsewhere = msgspec.structs.replace(elsewhere, held=ids)
     assert stage.degenerate(elsewhere.problem, stage.inputs(elsewhere))
-    here = msgspec.structs.replace(elsewhere, routes=msgspec.structs.replace(ids, topk_ids=((15, 2, 3, 4),)))
+    here = msgspec.structs.replace(elsewhere, held=msgspec.structs.replace(ids, topk_ids=((15, 2, 3, 4),)))
     assert not stage.degenerate(here.problem, stage.inputs(here))
     assert mistrust(stage, [elsewhere]) is None
     assert mistrust(stage, [elsewhere, here]) is None

@@ -11,14 +11,13 @@ import numpy as np
 from replay.devices import Device
 from replay.model import Exact
 from replay.session.arms import Arms
-from replay.stages import STAGES
-from tests.fuzz.strata import Random, check, draw, kernels_of, missing_strata
+from tests.fuzz.strata import MOE, Random, check, draw, kernels_of, missing_strata
 
 
 def main(cases: int) -> int:
     """Run and print one line a stage; 1 where a kernel was wrong or a stratum was missed."""
     bad = 0
-    for number, stage in enumerate(STAGES):
+    for number, stage in enumerate(MOE):
         choices = Random(np.random.Generator(np.random.Philox(key=[cases, number])))
         seen: Counter[str] = Counter()
         kernels = kernels_of(stage)

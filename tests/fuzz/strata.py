@@ -17,6 +17,9 @@ from replay.session.child import judged_calls
 from replay.stages import STAGES, problem_for
 from tests.conftest import SMALL
 
+# The stages that drawn routes drive.
+MOE = tuple(name for name in STAGES if name.startswith("moe."))
+
 T = TypeVar("T")
 
 SIZES = {

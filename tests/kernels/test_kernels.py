@@ -1,4 +1,4 @@
-"""Our kernels are BITWISE on ordinary, odd and edge cases."""
+"""Our MoE kernels are BITWISE on ordinary, odd and edge cases."""
 
 import msgspec
 import pytest
@@ -10,7 +10,9 @@ from replay.stages import STAGES
 from tests.conftest import QWEN36, SMALL, judge_here, make_case
 
 # What is made of torch's operations alone runs here, wherever it is meant for; at small sizes, where it copies weights a row.
-KERNELS = {k.id: k for k in registered().values() if "cpu" in k.devices or k.id.startswith("eager:")}
+KERNELS = {
+    k.id: k for k in registered().values() if k.stage.startswith("moe.") and ("cpu" in k.devices or k.id.startswith("eager:"))
+}
 LARGE = [k for k in KERNELS.values() if "cpu" in k.devices]
 ODD = Geometry.parse("qwen36:tp4:hidden=96,experts=5,top_k=3,inter=20")
 
@@ -39,7 +41,7 @@ def test_exact_when_every_id_is_padding(kernel: Kernel) -> None:
     """No valid row: outputs of the valid rows are empty, and the rest stays untouched."""
     case = make_case(kernel.stage)
     nobody = Routes(tuple((-1,) * SMALL.top_k for _ in case.routes.topk_ids))
-    exact(kernel, msgspec.structs.replace(case, routes=nobody))
+    exact(kernel, msgspec.structs.replace(case, held=nobody))
 
 
 @pytest.mark.parametrize("kernel", KERNELS.values(), ids=lambda k: k.id)
@@ -47,7 +49,7 @@ def test_exact_when_all_tokens_choose_alike(kernel: Kernel) -> None:
     """All rows in the same few experts, at the end of the range."""
     case = make_case(kernel.stage, tokens=9)
     last = tuple(range(SMALL.experts - SMALL.top_k, SMALL.experts))
-    exact(kernel, msgspec.structs.replace(case, routes=Routes((last,) * 9)))
+    exact(kernel, msgspec.structs.replace(case, held=Routes((last,) * 9)))
 
 
 @pytest.mark.parametrize("kernel", [k for k in LARGE if "epilogue" in STAGES[k.stage].modes], ids=lambda k: k.id)

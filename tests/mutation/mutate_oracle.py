@@ -26,6 +26,7 @@ from replay.exactness.compare import Got
 from replay.exactness.judge import Graded, graded
 from replay.model import Case
 from replay.stages import STAGES
+from tests.fuzz.strata import MOE
 from tests.mutation.mutants import Mutant, mutants
 
 LISTED = Path(__file__).with_name("equivalent.toml")
@@ -59,7 +60,7 @@ def _shown() -> bytes:
     from tests.mutation.cases import chosen
 
     arms, found = Arms(Device("cpu")), []
-    for stage in STAGES:
+    for stage in MOE:
         for case, inputs in chosen(arms, stage, CASES):
             ran = [judged_calls(arms, kernel, case, 0, [inputs]) for kernel in kernels_of(stage)]
             found.append(Shown(case, inputs, tuple(r.repeats[0] for r in ran)))
@@ -117,7 +118,7 @@ def main(word: str = "") -> int:
         print("the kernels and the oracles differ without a mutant")
         return 1
     chosen = [(m, apply) for m, apply in mutants() if word in str(m)]
-    print(f"{len(chosen)} mutants, {len(found)} cases of {len(STAGES)} stages ({time.monotonic() - begin:.0f} s)", flush=True)
+    print(f"{len(chosen)} mutants, {len(found)} cases of {len(MOE)} stages ({time.monotonic() - begin:.0f} s)", flush=True)
     left = [m for m, apply in chosen if not killed_by_kernels(m, apply, found)]
     print(f"{len(chosen) - len(left)} seen by what kernels wrote ({time.monotonic() - begin:.0f} s)", flush=True)
     with ThreadPoolExecutor(os.cpu_count()) as pool:

@@ -30,6 +30,7 @@ HOST = "shim.cpp"  # every other source in sycl/ is device code
 PROMISED_DPAS = frozenset({"gemm_matrix_gpu"})
 # kernel → how many f32 mad and math.inv its code may hold, each with its source.
 _EXP = "the device's f64 exp holds one f32 mad a place where it is inlined"
+_GATES = "four f64 exp of the gates (and the conv's), an f64 log and an f64 log1p, each with one inexact start"
 DECLARED: Mapping[str, tuple[int, int, str]] = {
     "activate_gpu": (1, 0, _EXP),
     "act_quant_gpu": (6, 0, _EXP),
@@ -38,6 +39,9 @@ DECLARED: Mapping[str, tuple[int, int, str]] = {
     "shared_gate_gpu": (1, 0, _EXP),
     "gate": (1, 0, _EXP),
     "combine_gpu": (1, 0, "combine_fma=chain asks for it"),
+    "conv_gpu": (1, 0, _EXP),
+    **{f"recurrent_{dim}_gpu": (4, 2, _GATES) for dim in (64, 128, 256)},
+    **{f"step_{dim}_gpu": (5, 2, _GATES) for dim in (64, 128, 256)},
 }
 
 _INSTRUCTION = re.compile(r"^\s*(?:\([^)]*\)\s*)?[a-z][\w.]*\s+\(\w+", re.MULTILINE)
