@@ -11,7 +11,7 @@ STAMP := $(VENV)/.made-from
 WANT := $(shell cat setup.cfg $(CONSTRAINTS) | sha256sum | cut -c1-16) $(TORCH_INDEX)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv bench-moe bench-peers test fuzz-exact mutate-oracle simulate-timing soak-resume isa lint captures bench-self clean
+.PHONY: help venv bench-moe bench-gdn bench-peers test fuzz-exact mutate-oracle simulate-timing soak-resume isa lint captures bench-self clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -30,6 +30,10 @@ venv: ## the environment in .venv (about a minute the first time)
 bench-moe: venv ## replay the shipped capture through every MoE kernel; 1 to 3 minutes, with FULL=1 eight to fifteen
 	@echo "bench-moe: $(if $(FULL),8,16) cases of layer 9 of captures/qwen36-generated, all MoE stages, $(if $(FULL),8 processes; 8 to 15 minutes,QUICK (one process; FULL=1 takes 8, on 8 cases, and 8 to 15 minutes); 1 to 3 minutes)"
 	@$(BIN)/b70-replay run --capture qwen36-generated --route-layer-regex 'layers\.9\.' --stage 'moe.*' $(if $(FULL),--max-cases 8,--quick --repeats 8) $(ARGS)
+
+bench-gdn: venv ## replay the generated states through every GDN kernel; 1 to 3 minutes, with FULL=1 ten
+	@echo "bench-gdn: batches of 1, 8 and 32 sequences of layer 0 of captures/qwen36-states-generated, $(if $(FULL),8 processes; about 10 minutes,QUICK (one process; FULL=1 takes 8); 1 to 3 minutes)"
+	@$(BIN)/b70-replay run --state qwen36-states-generated --route-layer-regex 'layers\.0\.' --route-window-size 1,8,32 --max-cases 1 $(if $(FULL),,--quick --repeats 4) $(ARGS)
 
 test: venv lint ## everything that must hold; about 12 minutes
 	@echo "test: unit, field, packaging and acceptance tests; about 12 minutes on 2 cores"
@@ -60,6 +64,7 @@ lint: venv ## ruff and mypy --strict
 
 captures: venv ## make the shipped captures again from their seeds
 	@$(BIN)/python -m replay.captures.generate captures/qwen36-generated
+	@$(BIN)/python -m replay.captures.generate_states captures/qwen36-states-generated
 
 bench-self: venv ## benchmarks of the tool itself
 	@$(BIN)/python bench/self/read_routes.py

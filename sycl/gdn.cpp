@@ -160,8 +160,7 @@ inline void head_cpu(const Gdn &g, const Recurrence &r, void *state, int first, 
   }
 }
 
-KERNEL(2) void recurrent_cpu(const uint16_t *qkv, const uint16_t *a, const uint16_t *b, const float *a_log, const void *dt_bias,
-                             const int32_t *slots, const int32_t *starts, void *ssm_state, uint16_t *out, Gdn g, int dt_bf16) {
+KERNEL(2) void recurrent_cpu(RECURRENT_ARGS) {
   Lanes<1, 2> lanes;
   int64_t sequence = lanes.row(), slot = slots[sequence];
   if (slot < 0 || starts[sequence] == starts[sequence + 1]) return;

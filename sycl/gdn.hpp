@@ -180,6 +180,10 @@ inline void *state_of(void *table, const Gdn &g, int64_t slot, int head) {
   return static_cast<char *>(table) + at * (g.state_type == state_f32 ? 4 : 2);
 }
 
+// What the kernels of every device are given.
+#define RECURRENT_ARGS                                                                                                      \
+  const uint16_t *qkv, const uint16_t *a, const uint16_t *b, const float *a_log, const void *dt_bias, const int32_t *slots, \
+      const int32_t *starts, void *ssm_state, uint16_t *out, Gdn g, int dt_bf16
 #define STEP_ARGS                                                                                                          \
   const uint16_t *qkvz, const uint16_t *ba, const uint16_t *weights, const uint16_t *bias, const float *a_log, const void *dt_bias, \
       const int32_t *slots, const int32_t *starts, uint16_t *conv_state, void *ssm_state, uint16_t *z, uint16_t *out, uint16_t *qkv, Gdn g, \

@@ -92,9 +92,7 @@ inline void head_gpu(const Gdn &g, const Recurrence &r, void *state, int first, 
   }
 }
 
-template <int DIM>
-inline void recurrent_group(const uint16_t *qkv, const uint16_t *a, const uint16_t *b, const float *a_log, const void *dt_bias,
-                            const int32_t *slots, const int32_t *starts, void *ssm_state, uint16_t *out, const Gdn &g, int dt_bf16) {
+template <int DIM> inline void recurrent_group(RECURRENT_ARGS) {
   Lanes<gpu_lanes, 2> lanes;
   int64_t sequence = lanes.row(), slot = slots[sequence];
   if (slot < 0 || starts[sequence] == starts[sequence + 1]) return;
@@ -104,15 +102,15 @@ inline void recurrent_group(const uint16_t *qkv, const uint16_t *a, const uint16
                 this_item::get_sub_group(), gpu_lanes / 16);
 }
 
-#define RECURRENT(DIM)                                                                                                        \
-  KERNEL(2) SUB_GROUP(16) void recurrent_##DIM##_gpu(const uint16_t *qkv, const uint16_t *a, const uint16_t *b,               \
-                                                     const float *a_log, const void *dt_bias, const int32_t *slots,           \
-                                                     const int32_t *starts, void *ssm_state, uint16_t *out, Gdn g, int dt_bf16) { \
-    recurrent_group<DIM>(qkv, a, b, a_log, dt_bias, slots, starts, ssm_state, out, g, dt_bf16);                               \
-  }
-RECURRENT(64)
-RECURRENT(128)
-RECURRENT(256)
+KERNEL(2) SUB_GROUP(16) void recurrent_64_gpu(RECURRENT_ARGS) {
+  recurrent_group<64>(qkv, a, b, a_log, dt_bias, slots, starts, ssm_state, out, g, dt_bf16);
+}
+KERNEL(2) SUB_GROUP(16) void recurrent_128_gpu(RECURRENT_ARGS) {
+  recurrent_group<128>(qkv, a, b, a_log, dt_bias, slots, starts, ssm_state, out, g, dt_bf16);
+}
+KERNEL(2) SUB_GROUP(16) void recurrent_256_gpu(RECURRENT_ARGS) {
+  recurrent_group<256>(qkv, a, b, a_log, dt_bias, slots, starts, ssm_state, out, g, dt_bf16);
+}
 
 // ---------------------------------------------------------------- both in one launch
 
@@ -147,10 +145,12 @@ template <int DIM> inline void step_group(STEP_ARGS) {
     head_gpu<DIM>(g, r, state_of(ssm_state, g, slot, head), first, last, head, this_item::get_sub_group(), gpu_lanes / 16);
 }
 
-#define STEP(DIM)                                                                                                        \
-  KERNEL(2) SUB_GROUP(16) void step_##DIM##_gpu(STEP_ARGS) {                                                             \
-    step_group<DIM>(qkvz, ba, weights, bias, a_log, dt_bias, slots, starts, conv_state, ssm_state, z, out, qkv, g, dt_bf16); \
-  }
-STEP(64)
-STEP(128)
-STEP(256)
+KERNEL(2) SUB_GROUP(16) void step_64_gpu(STEP_ARGS) {
+  step_group<64>(qkvz, ba, weights, bias, a_log, dt_bias, slots, starts, conv_state, ssm_state, z, out, qkv, g, dt_bf16);
+}
+KERNEL(2) SUB_GROUP(16) void step_128_gpu(STEP_ARGS) {
+  step_group<128>(qkvz, ba, weights, bias, a_log, dt_bias, slots, starts, conv_state, ssm_state, z, out, qkv, g, dt_bf16);
+}
+KERNEL(2) SUB_GROUP(16) void step_256_gpu(STEP_ARGS) {
+  step_group<256>(qkvz, ba, weights, bias, a_log, dt_bias, slots, starts, conv_state, ssm_state, z, out, qkv, g, dt_bf16);
+}

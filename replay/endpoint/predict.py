@@ -25,11 +25,18 @@ class Prediction(Value, frozen=True, kw_only=True):
     weighted_by: str
 
 
+# Preset → every so-manieth layer has full attention, the others GDN; a preset that is not here has no GDN.
+FULL_ATTENTION_EVERY = {"qwen36": 4, "qwen3-next": 4}
+
+
 def layers_with(stage: str, geometry: Geometry) -> int:
-    """How many layers of a model have a stage: every one has an MoE block."""
-    if not stage.startswith("moe."):
-        raise ValueError(f"stage {stage!r}: expected one whose layers are counted")
-    return geometry.layers
+    """How many layers of a model have a stage: every one has an MoE block, and those without full attention have GDN."""
+    if stage.startswith("moe."):
+        return geometry.layers
+    if stage.startswith("gdn."):
+        every = FULL_ATTENTION_EVERY.get(geometry.preset, 1)
+        return geometry.layers - geometry.layers // every
+    raise ValueError(f"stage {stage!r}: expected one whose layers are counted")
 
 
 def predict(seen: Seen, cases: Sequence[Case], kernel: str, hits: Mapping[int, int], calls_per_token: float) -> Prediction | None:
