@@ -89,7 +89,7 @@ def _prepare(stage: str, fault: Callable[[Mapping[str, Any], str], None]) -> Cal
 
         def run(t: Mapping[str, Any]) -> None:
             before = t[OUTPUT[stage]][0].clone()
-            right({n: _dense(tensor) for n, tensor in t.items()} if fault is dense else t)
+            right({n: tensor if n.endswith("_state") else _dense(tensor) for n, tensor in t.items()} if fault is dense else t)
             fault(t, OUTPUT[stage])
             if fault is drop:
                 t[OUTPUT[stage]][0] = before

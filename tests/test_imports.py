@@ -41,7 +41,7 @@ ALLOWED = {
         "data",
         "verdict",
     },
-    "results": {"model", "session", "timing", "verdict"},
+    "results": {"errors", "model", "session", "timing", "verdict"},
     "endpoint": {
         "cache",
         "captures",

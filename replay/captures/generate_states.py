@@ -106,9 +106,7 @@ def generate(folder: Path, geometry: Geometry, model: StateModel) -> list[FileEn
 
 def again(folder: Path, manifest: Manifest) -> None:
     """Make the files that a manifest describes; check_files says whether they are the same."""
-    parameters = dict(manifest.generator or {})
-    if parameters.pop("function", None) != FUNCTION:
-        raise InputError(manifest.name, "files", "files that are there, or made by " + FUNCTION, "neither")
+    parameters = {name: value for name, value in (manifest.generator or {}).items() if name != "function"}
     try:
         model = msgspec.convert(parameters, StateModel)
     except msgspec.ValidationError as error:

@@ -147,10 +147,11 @@ def _described(folder: Path, manifest: Manifest, entries: list[FileEntry]) -> Ca
 def made(folder: Path, manifest: Manifest) -> Path:
     """The folder with a capture's files: its own, or where they are to be generated the one in the cache, made when it is not
     there. States are megabytes that a seed gives as well."""
-    if manifest.generator is None or all((folder / e.path).exists() for e in manifest.files):
-        return folder
     from replay.captures import generate_states
 
+    by_seed = manifest.generator is not None and manifest.generator.get("function") == generate_states.FUNCTION
+    if not by_seed or all((folder / e.path).exists() for e in manifest.files):
+        return folder
     key = hashlib.sha256(msgspec.json.encode([manifest.files, manifest.generator])).hexdigest()[:16]
     cached = cache.folder() / "captures" / f"{manifest.name}-{key}"
     if not all((cached / e.path).is_file() for e in manifest.files):

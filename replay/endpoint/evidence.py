@@ -280,13 +280,13 @@ def _answers(seen: Seen, case: Case, kernel: str) -> Iterator[str]:
         for twin in TWINS if "strided" in layouts[name] else TWINS[:1]:
             if not right(judged.twins.get(twin), twins[twin]):
                 yield f"{name}: what it wrote on its {twin} twin is not the oracle's output"
-    for process, timed in sorted(seen.timed.get(key, {}).items()):
+    for timed in (t for t in seen.in_order if t.case == key):  # those that were timed again as well
         for arm in (kernel, baseline, baseline + NULL):
             name = arm.removesuffix(NULL)
             if name not in hashed or not any(s.arm == arm for s in timed.samples) or name in timed.wrong:
                 continue
             if not right(timed.answers.get(arm), timed_want) or not right(timed.second.get(arm), second_want):
-                yield f"{arm}: what it wrote while timed in process {process} is not the oracle's output"
+                yield f"{arm}: what it wrote while timed in process {timed.process} is not the oracle's output"
 
 
 def _look(seen: Seen, cases: list[Case], kernel: str) -> Iterator[Refusal]:
