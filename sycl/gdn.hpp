@@ -59,12 +59,13 @@ inline float decay(uint16_t a, float a_log, float dt_bias, int mode) {
   return exp_cr(-exp_cr(a_log) * softplus(bf16_to_f32(a) + dt_bias, mode));
 }
 
-// x over its length, whose squares sum to `total`.
-inline float normed(float x, float total, int mode) {
-  if (mode == div_sqrt_eps_in) return x / sycl::sqrt(total + 1e-6f);
-  if (mode == rsqrt_eps_in) return x * float(1.0 / sycl::sqrt(double(total + 1e-6f)));
-  return x / (sycl::sqrt(total) + 1e-6f);
+// What a row whose squares sum to `total` is divided by, or under rsqrt_eps_in multiplied by.
+inline float length_of(float total, int mode) {
+  if (mode == rsqrt_eps_in) return float(1.0 / sycl::sqrt(double(total + 1e-6f)));
+  return mode == div_sqrt_eps_in ? sycl::sqrt(total + 1e-6f) : sycl::sqrt(total) + 1e-6f;
 }
+
+inline float normed(float x, float length, int mode) { return mode == rsqrt_eps_in ? x * length : x / length; }
 
 // f16 by integers and exact products: sycl::half pulls in what a SYCLBIN then lacks on some devices, and denormals are kept.
 inline float f16_to_f32(uint16_t x) {
