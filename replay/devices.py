@@ -105,10 +105,13 @@ class Device:
         return replay
 
     def flush(self) -> None:
-        """Push everything out of the caches: write three times the size of the last one."""
+        """Push everything out of the caches: read three times the size of the last one. What was written is written back then."""
+        import torch
+
         if self.flushing is None:
-            self.flushing = self.empty_bytes(CACHE_PASSES * self.llc_bytes())
-        self.flushing.fill_(0)
+            self.flushing = self.empty_bytes(CACHE_PASSES * self.llc_bytes() // 8 * 8)
+            self.flushing.fill_(0)
+        self.flushing.view(torch.int64).sum()
 
     def threads(self) -> int:
         """How many threads torch's CPU operations take."""

@@ -102,12 +102,17 @@ def open_states(path: Path) -> StateFile:
         entries = {name: msgspec.json.decode(raw, type=_Tensor) for name, raw in header.items()}
         modes = msgspec.json.decode(meta.get("modes", "{}"), type=dict[str, str])
         caches = msgspec.json.decode(meta.get("caches", "{}"), type=dict[str, Cache])
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise refused("header", "a safetensors header", error) from None
     if meta.get("form") != FORM:
         raise refused("form", FORM, meta.get("form"))
     body = data[8 + length :]
+    ends = [0, *sorted(end for entry in entries.values() for end in entry.data_offsets), len(body)]
+    if ends[::2] != ends[1::2]:  # each tensor ends where the next begins
+        raise refused("data_offsets", "tensors one behind the other, to the end of the file", "a gap or an overlap")
     for name, entry in entries.items():
+        if not all(0 <= extent < 1 << 40 for extent in entry.shape) or (name in _INDEX and len(entry.shape) != 1):
+            raise refused(f"{name}: shape", "sizes of 0 or more, one of them for an index", list(entry.shape))
         if entry.dtype not in _DTYPES:
             raise refused(f"{name}: dtype", f"one of {', '.join(_DTYPES)}", entry.dtype)
         begin, end = entry.data_offsets
@@ -132,6 +137,10 @@ def check_states(file: StateFile, geometry: Geometry) -> None:
         "conv_weights": (conv_dim, g.conv_width), "A_log": (g.v_heads,), "dt_bias": (g.v_heads,),
         **dict.fromkeys(_INDEX, (rows,)),
     }  # fmt: skip
+    declared = file.modes.get("conv_bias", "off")
+    if file.has("conv_bias") != (declared != "off"):
+        got = "a tensor" if file.has("conv_bias") else "none"
+        raise InputError(str(file.path), "conv_bias", f"what mode conv_bias={declared} says", got)
     if file.has("conv_bias"):
         want["conv_bias"] = (conv_dim,)
     for name, shape in want.items():
@@ -189,6 +198,16 @@ def _check_slots(file: StateFile, states: int) -> None:
             )  # fmt: skip
 
 
+def check_capture(capture: Capture, geometry: Geometry) -> None:
+    """Every file of a capture checked, each of a layer of its own."""
+    seen: dict[str, StateFile] = {}
+    for file in map(open_states, capture.files):
+        check_states(file, geometry)
+        other = seen.setdefault(layer_label(file.layer), file)
+        if other is not file:
+            raise InputError(str(file.path), "layer", f"another than {other.path.name} has", file.layer)
+
+
 # ---------------------------------------------------------------- cases
 
 
@@ -230,6 +249,8 @@ def states_at(file: StateFile, usable: NDArray[np.int64], start: int, rows: int)
 
 def find(capture: Capture, wanted: CaseId) -> Case:
     """The case that an id names; InputError where the capture has no such layer or rows."""
+    if (batch := dict(wanted.problem.modes).get("batch", "decode")) != "decode":
+        raise InputError("--case", "batch", "decode: a capture's cases have one token a sequence", batch)
     labels = []
     for file in map(open_states, capture.files):
         labels.append(layer_label(file.layer))

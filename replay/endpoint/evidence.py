@@ -5,6 +5,7 @@ kernel wrote, in every repeat and in timed calls, must be those of the oracle's 
 ceilings, and what was seen to go wrong) cannot be computed again: it is held by the journal's seals.
 """
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,7 @@ from replay.errors import EnvironmentRefused, InputError, ReplayError
 from replay.exactness import digest, padded
 from replay.exactness.trust import mistrust
 from replay.identity import Hashes
-from replay.model import NULL, TWINS, Case, Exact, Kernel, NotRun, Source, Spec
+from replay.model import NULL, TWINS, Case, Exact, Kernel, NotRun, Source, Spec, States
 from replay.results.build import Group, build
 from replay.results.seen import Seen
 from replay.session import journal as j
@@ -28,6 +29,7 @@ from replay.session.plan import filters, hits_of
 from replay.stages import STAGES
 from replay.stages.stage import Outputs, Stage
 from replay.stages.vary import inputs_when_timed, twin_of
+from replay.timing.floors import MOST_REPEATS, spare_timings
 from replay.verdict import caps, is_quick, label_of, spoils
 
 REPLACED = " (deleted)"  # what Linux puts behind the path of a mapped file that is no longer there
@@ -93,8 +95,11 @@ def examine(path: Path, kernel: str, claim: str, now: Now | None = None) -> Exam
 
 def _all(seen: Seen, claims: list[Group], kernel: str, claim: str, now: Now) -> Iterator[Refusal]:
     yield from _identity(seen, now)
-    yield from _capture(seen, now)
+    of_capture = list(_capture(seen, now))
+    yield from of_capture
     yield from _plan(seen)
+    if of_capture and any(isinstance(c.held, States) for c in seen.plan.cases):
+        return  # nothing more can be computed: the states are read from the capture
     if kernel not in {k.id for k in seen.plan.kernels}:
         yield Refusal("kernel_not_in_run", f"{kernel}: the run has {', '.join(k.id for k in seen.plan.kernels)}")
         return
@@ -106,6 +111,7 @@ def _all(seen: Seen, claims: list[Group], kernel: str, claim: str, now: Now) -> 
     if cases and (doubt := mistrust(STAGES[cases[0].problem.stage], cases)):
         yield Refusal("evidence_differs", doubt)
     yield from _processes(seen, cases, kernel)
+    yield from _repeats(seen)
     for case in cases:
         yield from (Refusal("evidence_differs", text, str(case.id)) for text in _answers(seen, case, kernel))
     yield from _look(seen, cases, kernel)
@@ -180,6 +186,7 @@ def _rows(seen: Seen, capture: Capture) -> Iterator[Refusal]:
         geometry = seen.plan.cases[0].problem.geometry.checked()
         rows: dict[Source, Any]
         if capture.holds == "states":
+            states.check_capture(capture, geometry)
             rows = {c.id.source: states.find(capture, c.id).held for c in seen.plan.cases}
         else:
             rows = dict(routes_at(capture, [c.id.source for c in seen.plan.cases], filters(seen.plan), geometry))
@@ -197,8 +204,8 @@ def _rows(seen: Seen, capture: Capture) -> Iterator[Refusal]:
         yield Refusal("evidence_differs", "the capture has its shapes in other numbers than the journal says")
     modes = {pair for case in seen.plan.cases for pair in case.problem.modes}
     for name, value in sorted(modes):
-        if manifest and manifest.modes.get(name, value) != value:
-            yield Refusal("modes_differ", f"{name}={value}, the capture was made with {name}={manifest.modes[name]}")
+        if capture.modes.get(name, value) != value:
+            yield Refusal("modes_differ", f"{name}={value}, the capture was made with {name}={capture.modes[name]}")
 
 
 def _plan(seen: Seen) -> Iterator[Refusal]:
@@ -242,6 +249,20 @@ def _processes(seen: Seen, cases: list[Case], kernel: str) -> Iterator[Refusal]:
             yield Refusal("evidence_differs", f"timed in processes {sorted(timed)}, ceilings of {sorted(ended)}", key)
     if strange := set(seen.timed) - {str(c.id) for c in seen.plan.cases}:
         yield Refusal("evidence_differs", "timed, but not in the plan", min(strange))
+
+
+def _repeats(seen: Seen) -> Iterator[Refusal]:
+    """A timing was made again where the memory ceilings had moved beside it, and no more often than was declared."""
+    counted: Counter[int] = Counter()
+    earlier: dict[tuple[int, str], list[j.Timed]] = {}
+    for timed in seen.in_order:
+        earlier.setdefault((timed.process, timed.case), []).append(timed)
+    for (process, case), found in earlier.items():
+        counted[process] += len(found) - 1
+        if len(found) > 1 + MOST_REPEATS or not all(t.moved(seen.plan.margin) for t in found[:-1]):
+            yield Refusal("evidence_differs", f"timed again in process {process}, with no ceiling moved or too often", case)
+    if over := [p for p, n in counted.items() if n > spare_timings(len(seen.plan.cases))]:
+        yield Refusal("evidence_differs", f"processes {over}: more timings made again than a process may")
 
 
 def _wanted(stage: Stage, case: Case) -> tuple[tuple[Spec, ...], Outputs]:

@@ -25,17 +25,16 @@ class Prediction(Value, frozen=True, kw_only=True):
     weighted_by: str
 
 
-# Preset → every so-manieth layer has full attention, the others GDN; a preset that is not here has no GDN.
-FULL_ATTENTION_EVERY = {"qwen36": 4, "qwen3-next": 4}
+# Preset → every so-manieth layer has full attention, the others GDN; 1: none has GDN.
+FULL_ATTENTION_EVERY = {"qwen36": 4, "qwen3-next": 4, "qwen3-30b": 1}
 
 
 def layers_with(stage: str, geometry: Geometry) -> int:
     """How many layers of a model have a stage: every one has an MoE block, and those without full attention have GDN."""
     if stage.startswith("moe."):
         return geometry.layers
-    if stage.startswith("gdn."):
-        every = FULL_ATTENTION_EVERY.get(geometry.preset, 1)
-        return geometry.layers - geometry.layers // every
+    if stage.startswith("gdn.") and geometry.preset in FULL_ATTENTION_EVERY:
+        return geometry.layers - geometry.layers // FULL_ATTENTION_EVERY[geometry.preset]
     raise ValueError(f"stage {stage!r}: expected one whose layers are counted")
 
 

@@ -49,7 +49,7 @@ REASONS: dict[str, Reason] = {
     "baseline_clock_disagrees": Reason(NO_VERDICT, "the clocks of the baseline's spans part: name another"),
     "blocks_dropped": Reason(NO_VERDICT, "the device throttled, or its clock moved, in over a fifth of the blocks: cool it"),
     "foreign_process": Reason(NO_VERDICT, "another process kept the processors busy: stop it and run again"),
-    "ceiling_drift": Reason(NO_VERDICT, "the machine's own rates moved in mid-run: run it again on a quiet machine"),
+    "ceiling_drift": Reason(NO_VERDICT, "the memory ceilings moved beside a case: run it again on a quiet machine"),
     "not_cold": Reason(NO_VERDICT, "weights came from the cache: --cache cold-weights, and a geometry of true size"),
     "not_faster": Reason(NO_VERDICT, "the claim is not met (--claim parity asks for the same or better)"),
 }  # fmt: skip

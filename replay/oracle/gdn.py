@@ -1,7 +1,7 @@
 """GDN decode (gated delta net), one rank: causal conv, gates, l2 norm and the recurrence (semantics: GDN).
 
 bf16 tensors are uint16 bit patterns. A *sequence* is a run of tokens that shares a slot of the state tables; slot −1 and a
-run of no tokens touch nothing. ``exact`` is the same recurrence in f64 without any rounding in between, to measure drift against.
+run of no tokens touch nothing.
 """
 
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from replay.oracle.arith import F32, F64, I32, U16, bf16_to_f32, exp_cr, log1p_cr, log_cr, rn_bf16, sigmoid, silu, strided32_tree
+from replay.oracle.arith import F32, I32, U16, bf16_to_f32, exp_cr, log1p_cr, log_cr, rn_bf16, sigmoid, silu, strided32_tree
 
 EPS = np.float32(1e-6)
 SOFTPLUS_LINEAR = 20.0
@@ -156,15 +156,39 @@ def recurrent(
     ``strided32_tree``. The state goes through its own dtype once a sequence. Rows of no sequence keep what ``out`` held.
     """
     out, state = out.copy(), state.copy()
+    for token in tokens(qkv, a, b, a_log, dt_bias, state, slots, starts, heads, modes):
+        out[token.row] = rn_bf16(token.out)
+        if token.last:
+            s = token.state if modes.state_layout == "v_k" else token.state.swapaxes(1, 2)
+            state[token.slot] = narrow(s, state)
+    return out, state
+
+
+@dataclass(frozen=True)
+class Token:
+    """One token that has gone through the recurrence: q [Hv, K], the state behind it [Hv, V, K] in f32, out [Hv, V]; ``last`` of
+    its sequence."""
+
+    row: int
+    slot: int
+    last: bool
+    q: F32
+    state: F32
+    out: F32
+
+
+def tokens(
+    qkv: U16, a: U16, b: U16, a_log: F32, dt_bias: NDArray[Any], state: NDArray[Any], slots: I32, starts: I32, heads: Heads,
+    modes: Modes,
+) -> Iterator[Token]:  # fmt: skip
+    """Every token of every sequence in turn; a sequence reads its state where it begins."""
     q, k, v = split_heads(qkv, heads, modes.l2norm)
     g, beta = gates(bf16_to_f32(a), bf16_to_f32(b), a_log, widen(dt_bias), modes.softplus)
     for slot, rows in sequences(slots, starts):
         s = widen(state[slot] if modes.state_layout == "v_k" else state[slot].swapaxes(1, 2))
         for t in rows:
             s, o = _step(s, q[t], k[t], v[t], g[t], beta[t])
-            out[t] = rn_bf16(o)
-        state[slot] = narrow(s if modes.state_layout == "v_k" else s.swapaxes(1, 2), state)
-    return out, state
+            yield Token(t, slot, t == rows[-1], q[t], s, o)
 
 
 def split_heads(qkv: U16, heads: Heads, norm: str) -> tuple[F32, F32, F32]:
@@ -192,11 +216,3 @@ def _step(s: F32, q: F32, k: F32, v: F32, g: F32, beta: F32) -> tuple[F32, F32]:
 
 def _over_k(terms: F32) -> F32:
     return strided32_tree(terms.reshape(-1, terms.shape[-1])).reshape(terms.shape[:-1])
-
-
-def exact_step(s: F64, q: F64, k: F64, v: F64, g: F64, beta: F64) -> tuple[F64, F64]:
-    """One token in f64, sums in whatever order: s [Hv, V, K] → (s, o [Hv, V])."""
-    decayed = s * g[:, None, None]
-    d = (v - np.einsum("hvk,hk->hv", decayed, k)) * beta[:, None]
-    s = decayed + d[:, :, None] * k[:, None, :]
-    return s, np.einsum("hvk,hk->hv", s, q)

@@ -15,7 +15,7 @@ from replay.timing.floors import below_floor, best, floor_case, floor_impl
 from replay.timing.telemetry import Machine
 from replay.verdict import caps, conclude, decide, spoils
 
-SCHEMA = "b70-result/3"
+SCHEMA = "b70-result/4"
 
 
 class Group(Value, frozen=True, kw_only=True):

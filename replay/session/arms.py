@@ -113,16 +113,19 @@ class Ring:
         stage = STAGES[case.problem.stage]
         table = max((t for t in inputs.values() if isinstance(t, ExpertRows)), key=lambda t: t.total, default=None)
         self.copies, self.sets, self.set_bytes = 1, 1, 0
+        self.flushed = cache == "cold-all"
         # An accelerator's span takes many calls; on a CPU one that stays where it is does.
         hot = HOT_RING_ACCELERATOR if arms.device.kind != "cpu" else 1 if cache == "warm" else HOT_RING
         self.relabel: Any = None
         self.slots: NDArray[Any] | None = None
         goal = 0 if cache == "warm" else CACHE_PASSES * arms.device.llc_bytes()
         if table is None or stage.relabel is None or not len(table.experts):
-            # What is cold without being a weight lies in the bindings themselves: states.
-            cold = stage.work(case.problem, inputs).read_bytes
-            count = max(-(-goal // cold), LEAST_RING) if cold and goal else hot
-            self.set_bytes = cold
+            # States are cold without being weights. They are restored right before a span, so the caches are flushed behind
+            # that; the ring then need not pass them, and holds no more than that in all.
+            cold = bool(goal) and stage.work(case.problem, inputs).read_bytes > 0
+            self.flushed = self.flushed or cold
+            held = sum(t.nbytes for t in inputs.values() if isinstance(t, np.ndarray))
+            count = min(max(goal // held, LEAST_RING), hot) if cold else hot
             self.bindings = [arms.binding(inputs, {}) for _ in range(count)]
             return
         active = len(table.experts)
@@ -149,8 +152,8 @@ class Ring:
         return [self.relabel(inputs, self.slots[s * active : (s + 1) * active]) for s in range(self.sets)]
 
     def use(self, bindings: Sequence[Binding], kept: int | None, rng: np.random.Generator) -> Use:
-        """These bindings as a span uses them; under ``cold-all`` nothing is in a cache when the clock starts."""
-        return Use(bindings, kept, rng, self.arms.device.flush if self.cache == "cold-all" else _nothing)
+        """These bindings as a span uses them; where caches are flushed, nothing is in one when the clock starts."""
+        return Use(bindings, kept, rng, self.arms.device.flush if self.flushed else _nothing)
 
     def doubtful(self, used: Sequence[Binding]) -> Sequence[Binding]:
         """Those of these bindings that have to be looked at one by one: on an accelerator, none while all are intact."""

@@ -12,6 +12,13 @@ from replay import cache
 WAITING = "waiting"
 
 
+def _who(holder: Path) -> str:
+    try:
+        return holder.read_text() or "another run"
+    except OSError:  # gone since, or not yet there
+        return "another run"
+
+
 @contextlib.contextmanager
 def timing_on(device: str, waits: Callable[[str], None]) -> Iterator[None]:
     """Hold a device for timing; ``waits`` is told whom for, where somebody else has it. ``cuda`` is ``cuda:0``."""
@@ -21,8 +28,7 @@ def timing_on(device: str, waits: Callable[[str], None]) -> Iterator[None]:
     try:
         lock.acquire(timeout=0)
     except Timeout:
-        who = holder.read_text() if holder.exists() else "another run"
-        waits(f"{WAITING}: {who} is timing on this device")
+        waits(f"{WAITING}: {_who(holder)} is timing on this device")
         lock.acquire()
     try:
         holder.write_text(f"process {os.getpid()} (in {Path.cwd()})")

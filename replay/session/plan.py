@@ -95,6 +95,8 @@ def _drawn(asked: Asked, capture: Capture, selected: Sequence[Case]) -> Iterator
     """What no endpoint made."""
     if capture.holds == "states":
         yield f"slots, and the states of slots that are nobody's ({GENERATOR}, seed {asked.seed})"
+        if any(dict(c.problem.modes).get("conv_bias", "off") != "off" for c in selected) and "conv_bias" not in capture.modes:
+            yield "conv bias (the capture has none)"
         return
     yield f"hidden rows, weights and scales ({GENERATOR}, seed {asked.seed})"
     if any(c.routes.topk_weights is None for c in selected):
@@ -162,8 +164,9 @@ def _selected_cases(asked: Asked, capture: Capture) -> list[Case]:
         for option, value in given.items():
             if value is not None:
                 raise InputError(option, "value", "none, since states have no router stage and no number of tokens", str(value))
-        for path in capture.files:
-            states.check_states(states.open_states(path), geometry)
+        if "batch" in asked.modes:
+            raise InputError("--mode", "batch", "none: a capture's cases have one token a sequence", asked.modes["batch"])
+        states.check_capture(capture, geometry)
 
     def posed(stage: Stage, case: Case) -> Case:
         problem = problem_for(stage, geometry, case.problem.rows, modes)
@@ -194,6 +197,8 @@ def _named_cases(asked: Asked, capture: Capture) -> list[Case]:
         check_modes([stage], dict(wanted.problem.modes))
         whole = problem_for(stage, wanted.problem.geometry, wanted.problem.rows, dict(wanted.problem.modes))
         wanted = msgspec.structs.replace(wanted, problem=whole)
+        if capture.holds == "states":
+            states.check_capture(capture, wanted.problem.geometry)
         found.append(find(capture, wanted, _filters(asked)) if capture.holds == "routes" else states.find(capture, wanted))
     return found
 

@@ -3,6 +3,7 @@
 What the journal already holds is not done again, which is all there is to ``--resume``.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -25,7 +26,7 @@ from replay.session.workers import Died, Ending, Worker, device_lost, healthy, s
 from replay.stages import STAGES
 from replay.stages.stage import Outputs, Tensors
 from replay.stages.vary import inputs_when_timed, twin_of
-from replay.timing.floors import spare_timings
+from replay.timing.floors import MOST_REPEATS, spare_timings
 from replay.timing.spans import Arm, Options, generator
 
 # A timed case, in which all kernels take turns between the ceilings, may be silent for longer than a judged one.
@@ -45,7 +46,7 @@ class State:
     posed: set[str] = field(default_factory=set)
     calibrated: list[j.Calibrated] = field(default_factory=list)
     timed: dict[tuple[int, str], j.Timed] = field(default_factory=dict)
-    again: int = 0  # timings that another one has followed, or may
+    again: Counter[tuple[int, str]] = field(default_factory=Counter)  # how often another timing has followed
     dropped: set[tuple[str, str]] = field(default_factory=set)
     loaded: dict[str, str] = field(default_factory=dict)
     finished: bool = False
@@ -63,7 +64,7 @@ class State:
         elif isinstance(record, j.Calibrated):
             self.calibrated.append(record)
         elif isinstance(record, j.Timed):
-            self.again += (record.process, record.case) in self.timed
+            self.again[record.process, record.case] += (record.process, record.case) in self.timed
             self.timed[record.process, record.case] = record
         elif isinstance(record, j.Dropped):
             self.dropped.add((record.case, record.kernel))
@@ -258,11 +259,13 @@ class Session:
         return todo or self._again(process, cases)
 
     def _again(self, process: int, cases: Sequence[Case]) -> list[Job]:
-        """Those beside which the memory ceilings moved, as long as the run may repeat any."""
-        spare = spare_timings(len(self.plan.cases), self.plan.processes) - self.state.again
+        """Those beside which the memory ceilings moved, as long as the process may repeat any."""
+        timed, again = self.state.timed, self.state.again
+        spare = spare_timings(len(self.plan.cases)) - sum(n for (p, _), n in again.items() if p == process)
         moved = [
             (c, arms) for c in cases
-            if (timed := self.state.timed.get((process, str(c.id)))) and timed.moved(self.plan.margin) and (arms := self.arms(c))
+            if (last := timed.get((process, str(c.id)))) and last.moved(self.plan.margin)
+            and again[process, str(c.id)] < MOST_REPEATS and (arms := self.arms(c))
         ]  # fmt: skip
         return moved[: max(spare, 0)]
 

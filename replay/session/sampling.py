@@ -48,7 +48,9 @@ def time_main(
                 if mine and ceilings:
                     after = ceilings.memory()
                     sampled, before = replace(sampled, memory=(before, after)), after
-            pipe.send(sampled)
+            for mine in seat.all_in_turn():  # what is sent moves memory as well
+                if mine:
+                    pipe.send(sampled)
         with seat.turn(FIRST) as mine:
             if mine and ceilings:
                 pipe.send(Looked(watching.until_now()))

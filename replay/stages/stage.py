@@ -62,9 +62,10 @@ class Stage:
 
     ``rests_on`` names the self-tests (session/selftest.py) of what the stage's arithmetic asks of a device.
     ``selects``: among equal values any choice is right, and ``canonical`` turns it into the oracle's; a kernel that chose
-    otherwise is TIE_EQUIVALENT. ``budgets``: output of floats → what makes a kernel WITHIN_ULP; an output without one is
-    held to its bits. ``row_scale`` gives what was reduced into an output's rows its absmax, in an array that broadcasts to
-    the rows that the oracle defines; it is given the inputs without the experts' weights.
+    otherwise is TIE_EQUIVALENT. ``budgets``: output of floats → what makes a kernel WITHIN_ULP that asks for it
+    (``Kernel.budgeted``); an output without one is held to its bits.
+    ``row_scale`` gives what was reduced into an output's rows its absmax, in an array that broadcasts to the rows that the
+    oracle defines; it is given the inputs without the experts' weights.
 
     ``degenerate``: whether a case is an edge that may legitimately leave outputs where they are; such are told, and no
     oracle is probed on them.

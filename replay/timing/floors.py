@@ -67,14 +67,14 @@ def below_floor(us: float, work: Work, ceilings: Ceilings, cache: str) -> bool:
     return us < BELOW_FLOOR * _byte_time(work, memory_rate(work, ceilings).hi, ceilings.hot_gbs.hi, cache)
 
 
-# A case beside which the memory ceilings moved is timed again in its process, up to this share of all timings asked for:
-# declared beforehand, counted, and never more than 20 % of all that were made.
-SPARE_SHARE = 0.25
+# A case beside which the memory ceilings moved is timed again in its process, up to this share of the process's timings and so
+# often: declared beforehand, counted, and never more than 20 % of all that were made.
+SPARE_SHARE, MOST_REPEATS = 0.25, 2
 
 
-def spare_timings(cases: int, processes: int) -> int:
-    """How many timings of a case in a process a run may repeat."""
-    return int(SPARE_SHARE * cases * processes)
+def spare_timings(cases: int) -> int:
+    """How many timings a process of so many cases may repeat."""
+    return int(SPARE_SHARE * cases)
 
 
 def drifted(before: Ceilings | MemoryRates, after: Ceilings | MemoryRates, margin: float) -> list[str]:

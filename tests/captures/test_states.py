@@ -1,5 +1,6 @@
 """State captures: what is in them is checked, told in one line, and read back as it was written."""
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import pytest
 
 from replay.captures import Select, locate, open_capture
 from replay.captures.generate_states import StateModel, draw_layer
-from replay.captures.states import cases, check_states, find, layer_label, open_states
+from replay.captures.states import cases, check_capture, check_states, find, layer_label, open_states
 from replay.errors import InputError
 from replay.model import Geometry, Problem, Sequence
 from tests.gdn import SMALL, state_file
@@ -74,6 +75,8 @@ def test_cases_are_sequences_of_one_token(tmp_path: Path) -> None:
         (changed("state_row", where=0, value=5), r"state_row\[0\]: expected −1 ≤ row < 5, got 5"),
         ({"dt_bias": np.zeros(4, np.uint16)}, r"dt_bias: expected f32 \(mode dt_bias=f32\), got bf16"),
         ({"dt_bias": np.zeros(4, np.float32), "modes": {"dt_bias": "bf16"}}, r"expected bf16 \(mode dt_bias=bf16\), got f32"),
+        ({"conv_bias": np.zeros(512, np.uint16)}, r"conv_bias: expected what mode conv_bias=off says, got a tensor"),
+        ({"modes": {"conv_bias": "bias_last"}}, r"conv_bias: expected what mode conv_bias=bias_last says, got none"),
         ({"A_log": np.zeros(3, np.float32)}, r"A_log: expected shape \(4,\)"),
     ],
     ids=lambda c: next(iter(c)) if isinstance(c, dict) else "",
@@ -93,7 +96,10 @@ def test_what_is_wrong_is_told_in_one_line(change: dict[str, np.ndarray], told: 
         (lambda data: b"\xff" * 16 + data, "a header of"),
         (lambda data: data.replace(b"b70-state/1", b"b70-state/9"), "expected b70-state/1, got b70-state/9"),
         (lambda data: data.replace(b'"F32"', b'"F64"', 1), "expected one of BF16, F16, F32, I32, got F64"),
-        (lambda data: data[:-100], "inside the file"),
+        (lambda data: data[:-100], "a gap or an overlap"),
+        (lambda data: data + bytes(8), "a gap or an overlap"),
+        (lambda data: data.replace(b'"shape":[20],', b'"shape":[-9],', 1), "sizes of 0 or more"),
+        (lambda data: data.replace(b'"shape":[20],', b'"shape":[]  ,', 1), "one of them for an index"),
     ],
 )  # fmt: skip
 def test_a_file_that_is_none(edit: object, told: str, tmp_path: Path) -> None:
@@ -102,6 +108,14 @@ def test_a_file_that_is_none(edit: object, told: str, tmp_path: Path) -> None:
     path.write_bytes(edit(path.read_bytes()))  # type: ignore[operator]  # one of the lambdas above
     with pytest.raises(InputError, match=told):
         open_states(path)
+
+
+def test_two_files_of_one_layer(tmp_path: Path) -> None:
+    """A case id holds the layer's name alone: two files may not share it."""
+    capture = open_capture(state_file(tmp_path))
+    twice = dataclasses.replace(capture, files=capture.files * 2)
+    with pytest.raises(InputError, match=r"layer: expected another than layer-0\.safetensors has"):
+        check_capture(twice, SMALL)
 
 
 def test_names_of_layers() -> None:

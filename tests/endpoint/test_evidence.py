@@ -224,6 +224,14 @@ def test_no_edited_field_gets_through(steady: Run) -> None:
 SEALED_ONLY = ("samples", "ceilings", "memory", "dropped", "detail", "log_tail", "wrong")
 
 
+def test_a_timing_is_made_again_for_a_ceiling_that_moved_alone(steady: Run) -> None:
+    """A second timing of a case beside which nothing had moved is a choice among times."""
+    records = steady.records()
+    first = next(i for i, r in enumerate(records) if isinstance(r, j.Timed))
+    steady.write([*records[: first + 1], *records[first:]])
+    assert "evidence_differs" in steady.codes()
+
+
 def test_an_edited_verdict_is_not_believed_even_under_a_new_seal(steady: Run) -> None:
     """What can be computed again is: grades, answers, work, rows, and the hashes of what ran."""
     now = steady.now()

@@ -43,6 +43,12 @@ def neighbour_touched(qkv: Any, a: Any, b: Any, t: Any, state: Any, out: Any, g:
     state[free].view(-1)[0] += 1
 
 
+def a_percent_less(qkv: Any, a: Any, b: Any, t: Any, state: Any, out: Any, g: Any, modes: Any) -> None:
+    """Right states, outputs too small by one percent."""
+    RECURRENT(qkv, a, b, t, state, out, g, modes)
+    out.copy_((out.float() * 0.99).bfloat16())
+
+
 def contracted(s: Any, d: Any, k: Any) -> Any:
     """S + d·k rounds once, as a compiler makes it that may contract."""
     wide = d[..., None].expand_as(s)
@@ -88,7 +94,10 @@ def test_the_budget_is_for_other_orders_and_no_more(tmp_path: Path, monkeypatch:
     assert isinstance(outcome, Exact), outcome
     assert outcome.grade == "WITHIN_ULP"
     assert "other_order_of_sums" in outcome.detail
-    monkeypatch.setattr(eager_gdn, "sigmoid", lambda x: SIGMOID(x).bfloat16().float())
+    with monkeypatch.context() as patched:
+        patched.setattr(eager_gdn, "sigmoid", lambda x: SIGMOID(x).bfloat16().float())
+        assert isinstance(judge_here("eager:gdn.recurrent", case), Inexact)
+    monkeypatch.setattr(eager_gdn, "recurrent", a_percent_less)
     assert isinstance(judge_here("eager:gdn.recurrent", case), Inexact)
 
 

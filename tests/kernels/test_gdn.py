@@ -99,6 +99,16 @@ def test_a_state_that_overflows_f16_is_infinite_alike(tmp_path: Path) -> None:
         bitwise(kernel, file, SMALL, 2, ssm_state="f16")
 
 
+def test_a_layout_is_turned_and_not_read_otherwise(file: Path) -> None:
+    """The same captured states in either layout give the same outputs and, turned, the same states."""
+    stage = STAGES["gdn.step"]
+    cases = [state_case("gdn.step", file, SMALL, EDGES, state_layout=layout) for layout in ("v_k", "k_v")]
+    one, other = (stage.expected(c.problem, stage.inputs(c)) for c in cases)
+    assert np.array_equal(one["core_attn_out"], other["core_attn_out"])
+    slot = int(np.asarray(stage.inputs(cases[0])["slots"])[0])
+    assert np.array_equal(one["ssm_state"][slot], other["ssm_state"][slot].swapaxes(1, 2))
+
+
 def test_a_head_dim_that_no_kernel_has(file: Path, tmp_path: Path) -> None:
     """It says which there are."""
     geometry = Geometry.parse("qwen36:tp4:head_dim=32,k_heads=1,v_heads=1")

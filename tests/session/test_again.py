@@ -15,10 +15,10 @@ BASE, MINE = (Kernel(id=f"{who}:moe.route", prepare="m:f") for who in ("eager", 
 QUICK_RATE, SLOW_RATE = (MemoryRates(*(Interval(gbs, gbs - 1, gbs + 1),) * 3) for gbs in (58, 34))
 
 
-def timed(case: Case, moved: bool) -> j.Timed:
-    """Twenty blocks of two kernels, in the first process."""
+def timed(case: Case, moved: bool, process: int = 0) -> j.Timed:
+    """Twenty blocks of two kernels in one process."""
     samples = tuple(Sample(n, k.id, 1, 1_000_000 + n, n) for n in range(20) for k in (BASE, MINE))
-    return j.Timed(0, str(case.id), samples, {}, {}, {}, (QUICK_RATE, SLOW_RATE if moved else QUICK_RATE))
+    return j.Timed(process, str(case.id), samples, {}, {}, {}, (QUICK_RATE, SLOW_RATE if moved else QUICK_RATE))
 
 
 def begun(cases: int) -> tuple[list[j.Record], tuple[Case, ...]]:
@@ -51,6 +51,26 @@ def test_a_quarter_at_most(tmp_path: Path) -> None:
     again = [c for c, _ in session(records, tmp_path)._jobs(0)]
     assert len(again) == 2
     assert session([*records, *(timed(c, moved=True) for c in again)], tmp_path)._jobs(0) == []
+
+
+def test_each_process_has_its_own_quarter(tmp_path: Path) -> None:
+    """What one process used up is not taken from the next."""
+    records, cases = begun(8)
+    records += [timed(c, moved=True, process=p) for p in (0, 1) for c in cases]
+    again = [c for c, _ in session(records, tmp_path)._jobs(0)]
+    records += [timed(c, moved=True) for c in again]
+    assert session(records, tmp_path)._jobs(0) == []
+    assert len(session(records, tmp_path)._jobs(1)) == 2
+
+
+def test_one_case_at_most_twice(tmp_path: Path) -> None:
+    """A case beside which the rates always move does not use up what others may need."""
+    records, cases = begun(16)
+    records += [timed(c, moved=n == 0) for n, c in enumerate(cases)]
+    for _ in range(2):
+        assert [c.id for c, _ in session(records, tmp_path)._jobs(0)] == [cases[0].id]
+        records.append(timed(cases[0], moved=True))
+    assert session(records, tmp_path)._jobs(0) == []
 
 
 def test_the_last_timing_counts() -> None:
