@@ -56,7 +56,7 @@ simulate-timing: venv ## the statistics on times whose truth is known: false cla
 bench-peers: ## our MoE layers beside vLLM's on a CPU: PEERS_PYTHON=/path/to/python; about a minute
 	@PYTHONPATH=. $(PEERS_PYTHON) bench/self/peers.py
 
-soak-resume: venv ## kill a run at twenty moments and resume it (2 in make test); about 3 minutes
+soak-resume: venv ## kill a run at twenty moments and resume it (1 in make test); about 3 minutes
 	@B70_KILLS=20 $(BIN)/python -m pytest tests/session/test_resume.py -k moments
 
 lint: venv ## ruff and mypy --strict

@@ -48,10 +48,10 @@ template <int DIM> inline Row<DIM> normed_row(const Gdn &g, sycl::sub_group grou
     x.low[j] = bf16_to_f32(from[32 * j + lane]);
     x.high[j] = bf16_to_f32(from[32 * j + 16 + lane]);
   }
-  float length = length_of(dot<DIM>(group, x, x), g.l2norm);
+  float total = dot<DIM>(group, x, x);  // its length is taken element by element: kept beside 256 of them it spills
   for (int j = 0; j < Row<DIM>::half; j++) {
-    x.low[j] = normed(x.low[j], length, g.l2norm) * scale;
-    x.high[j] = normed(x.high[j], length, g.l2norm) * scale;
+    x.low[j] = normed(x.low[j], length_of(total, g.l2norm), g.l2norm) * scale;
+    x.high[j] = normed(x.high[j], length_of(total, g.l2norm), g.l2norm) * scale;
   }
   return x;
 }

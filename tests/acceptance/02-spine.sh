@@ -11,7 +11,7 @@ say() { echo "   $*"; }
 
 # make bench-moe ends within 3 minutes, every line BITWISE, with times and floors; it is replaying within 3 s.
 begin=$SECONDS
-make -s bench-moe ARGS="--max-cases 2 --repeats 4 -o $out/moe" >"$out/moe.txt" &
+make -s bench-moe ARGS="--max-cases 1 --repeats 4 --blocks 15 -o $out/moe" >"$out/moe.txt" &
 run=$!
 until grep -qs '"record":"judged"' "$out/moe/run.jsonl" || ! kill -0 $run 2>/dev/null; do sleep 0.1; done
 first=$((SECONDS - begin))

@@ -32,7 +32,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     cli = cli_in(folder)
     (folder / "mine.py").write_text(KERNELS.replace("<lying>", "lying"))
     done = cli(
-        "run", "--capture", "qwen36-generated", "--route-layer-regex", r"\.9\.", "--max-cases", 3, "--stage", "moe.combine",
+        "run", "--capture", "qwen36-generated", "--route-layer-regex", r"\.9\.", "--max-cases", 2, "--stage", "moe.combine",
         "--stage", "moe.remap", "--load", "mine.py", "--processes", 2, "--blocks", 5, "--repeats", 2, "-o", "run",
     )  # fmt: skip
     assert done.returncode == 1, done.stderr
@@ -51,7 +51,7 @@ def test_every_mark_is_there(page: str, folder: Path) -> None:
     """A mark and a floor line for each timed case and kernel, all samples of both processes."""
     records = j.read(folder / "run" / j.NAME)
     rows = timed_rows(build(records, "").rows)
-    assert len(rows) == 3 * (3 + 2)
+    assert len(rows) == 2 * (3 + 2)
     assert len(re.findall(r'id="mark-moe\.(?:combine|remap)-\d+"', page)) == len(rows)
     assert len(re.findall(r'id="floor-moe\.(?:combine|remap)-\d+"', page)) == len(rows)
     for process in (0, 1):

@@ -66,7 +66,7 @@ class Shrinking:
         return self.data.draw(st.booleans())
 
 
-@some(120)
+@some(80)
 @given(st.data())
 def test_any_case_of_any_stage(data: st.DataObject) -> None:
     """k 1 to 16, up to 1024 experts, −1 ids, zero-row groups, odd sizes, zero rows, denormals, huge values."""
