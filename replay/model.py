@@ -35,6 +35,11 @@ class Geometry(Value, frozen=True, kw_only=True):
     vocab: int
     layers: int
 
+    @property
+    def conv_dim(self) -> int:
+        """Channels of a GDN layer's q, k and v together."""
+        return (2 * self.k_heads + self.v_heads) * self.head_dim
+
     def __str__(self) -> str:
         """``qwen36:tp4``, and behind a second colon whatever differs from that preset."""
         base = _PRESETS[self.preset](self.tp)

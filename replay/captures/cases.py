@@ -14,7 +14,7 @@ import numpy as np
 
 from replay.captures.manifest import Capture
 from replay.captures.routes import Batch, read_batches
-from replay.captures.select import Select, compiled, parse_starts
+from replay.captures.select import Select, chosen_starts, compiled
 from replay.errors import InputError
 from replay.model import Case, CaseId, Geometry, Problem, Routes, Source
 
@@ -114,11 +114,7 @@ def _few(names: set[str]) -> str:
 
 def _starts(path: Path, select: Select, label: str, layers: _Layers, window: int) -> list[int]:
     rows = layers.rows[label]
-    try:
-        starts = parse_starts("default" if select.start_indices is None else select.start_indices, rows, window)
-    except ValueError as error:
-        expected, _, got = str(error).partition(", got ")
-        raise InputError("--route-start-indices", "value", expected, got) from None
+    starts = chosen_starts(select, rows, window)
     if bad := [s for s in starts if s + window > rows]:
         have = ", ".join(f"{name} {n}" for name, n in layers.rows.items())
         shortest = min(layers.rows.values())
@@ -183,7 +179,10 @@ def _f32_tuple(row: "np.ndarray[tuple[int, ...], np.dtype[np.float64]]") -> tupl
 
 
 def shape_hits(capture: Capture, select: Select, geometry: Geometry) -> dict[int, int]:
-    """token rows → records left by the filters that have so many: how often the endpoint called a layer with that shape."""
+    """token rows → records left by the filters that have so many: how often the endpoint called a layer with that shape.
+    States tell nothing of it."""
+    if capture.holds != "routes":
+        return {}
     layers = _count(capture, select, geometry)
     return Counter(len(batch.real_tokens(i)) for _, batch, i in _records(capture, select, layers))
 

@@ -39,7 +39,6 @@ def draw_layer(model: StateModel, layer: int, g: Geometry) -> dict[str, NDArray[
     """The tensors of one layer's file; bf16 as uint16 bit patterns. Rows are step by step, the sequences of a step in order."""
     rng = np.random.Generator(np.random.Philox(key=[model.seed, layer]))
     n, rows = model.sequences, model.sequences * model.steps
-    v_width, conv_dim = g.v_heads * g.head_dim, 2 * g.k_heads * g.head_dim + g.v_heads * g.head_dim
 
     def normal(*shape: int) -> NDArray[np.float32]:
         return rng.standard_normal(shape, np.float32)
@@ -49,11 +48,11 @@ def draw_layer(model: StateModel, layer: int, g: Geometry) -> dict[str, NDArray[
     row = np.arange(rows, dtype=np.int32)
     return {
         "ssm_state": normal(n, g.v_heads, g.head_dim, g.head_dim) * scale,
-        "conv_state": bf16(normal(n, g.conv_width - 1, conv_dim)),
-        "qkvz": bf16(normal(rows, conv_dim + v_width)),
+        "conv_state": bf16(normal(n, g.conv_width - 1, g.conv_dim)),
+        "qkvz": bf16(normal(rows, g.conv_dim + g.v_heads * g.head_dim)),
         "ba": bf16(np.concatenate([np.float32(0.65) + normal(rows, g.v_heads),
                                    np.float32(-1.7) + np.float32(1.7) * normal(rows, g.v_heads)], axis=1)),
-        "conv_weights": bf16(normal(conv_dim, g.conv_width) / np.float32(g.conv_width**0.5)),
+        "conv_weights": bf16(normal(g.conv_dim, g.conv_width) / np.float32(g.conv_width**0.5)),
         "A_log": np.log(rng.uniform(1, 16, g.v_heads)).astype(np.float32),
         "dt_bias": (step + np.log(-np.expm1(-step))).astype(np.float32),
         "step": row // n, "sequence": row % n, "slot": row % n, "state_row": np.where(row < n, row, -1).astype(np.int32),

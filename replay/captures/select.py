@@ -40,6 +40,15 @@ def parse_starts(text: str, rows: int, window: int) -> list[int]:
     return list(dict.fromkeys(found))
 
 
+def chosen_starts(select: Select, rows: int, window: int) -> list[int]:
+    """The start indices that were asked for, or the default ones; InputError for a text that is none."""
+    try:
+        return parse_starts("default" if select.start_indices is None else select.start_indices, rows, window)
+    except ValueError as error:
+        expected, _, got = str(error).partition(", got ")
+        raise InputError("--route-start-indices", "value", expected, got) from None
+
+
 def compiled(option: str, pattern: str | None) -> re.Pattern[str]:
     """An option's regular expression; InputError where it is none."""
     try:

@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from replay.captures.manifest import Capture
-from replay.captures.select import Select, compiled, parse_starts
+from replay.captures.select import Select, chosen_starts, compiled
 from replay.errors import InputError
 from replay.model import Case, CaseId, Geometry, Sequence, Source, States
 
@@ -127,14 +127,13 @@ def open_states(path: Path) -> StateFile:
 def check_states(file: StateFile, geometry: Geometry) -> None:
     """Shapes, finite values and slots; InputError names the tensor and the row."""
     g, rows = geometry, len(file.tensor("step"))
-    v_width, conv_dim = g.v_heads * g.head_dim, 2 * g.k_heads * g.head_dim + g.v_heads * g.head_dim
     states = len(file.tensor("ssm_state"))
     want: dict[str, tuple[int, ...]] = {
-        **({"qkvz": (rows, conv_dim + v_width)} if file.has("qkvz") else
-           {"mixed_qkv": (rows, conv_dim), "z": (rows, g.v_heads, g.head_dim)}),
+        **({"qkvz": (rows, g.conv_dim + g.v_heads * g.head_dim)} if file.has("qkvz") else
+           {"mixed_qkv": (rows, g.conv_dim), "z": (rows, g.v_heads, g.head_dim)}),
         **({"ba": (rows, 2 * g.v_heads)} if file.has("ba") else {"a": (rows, g.v_heads), "b": (rows, g.v_heads)}),
-        "conv_state": (states, g.conv_width - 1, conv_dim), "ssm_state": (states, g.v_heads, g.head_dim, g.head_dim),
-        "conv_weights": (conv_dim, g.conv_width), "A_log": (g.v_heads,), "dt_bias": (g.v_heads,),
+        "conv_state": (states, g.conv_width - 1, g.conv_dim), "ssm_state": (states, g.v_heads, g.head_dim, g.head_dim),
+        "conv_weights": (g.conv_dim, g.conv_width), "A_log": (g.v_heads,), "dt_bias": (g.v_heads,),
         **dict.fromkeys(_INDEX, (rows,)),
     }  # fmt: skip
     declared = file.modes.get("conv_bias", "off")
@@ -142,7 +141,7 @@ def check_states(file: StateFile, geometry: Geometry) -> None:
         got = "a tensor" if file.has("conv_bias") else "none"
         raise InputError(str(file.path), "conv_bias", f"what mode conv_bias={declared} says", got)
     if file.has("conv_bias"):
-        want["conv_bias"] = (conv_dim,)
+        want["conv_bias"] = (g.conv_dim,)
     for name, shape in want.items():
         tensor = file.tensor(name)
         if tensor.shape != shape:
@@ -263,11 +262,7 @@ def find(capture: Capture, wanted: CaseId) -> Case:
 
 
 def _starts(select: Select, file: StateFile, rows: int, window: int) -> list[int]:
-    try:
-        starts = parse_starts("default" if select.start_indices is None else select.start_indices, rows, window)
-    except ValueError as error:
-        expected, _, got = str(error).partition(", got ")
-        raise InputError("--route-start-indices", "value", expected, got) from None
+    starts = chosen_starts(select, rows, window)
     if bad := [s for s in starts if s + window > rows]:
         raise InputError(
             "--route-start-indices", "index", f"start + window ≤ the {rows} rows with states of {file.layer}",

@@ -61,7 +61,7 @@ def _bridge(seen: "Seen", calls_per_token: float) -> "list[tuple[str, Prediction
         cases = [c for c in seen.plan.cases if c.problem.stage == kernel.stage]
         if not cases or kernel.id == seen.plan.baseline_of(kernel.stage):
             continue
-        hits = shape_hits(capture, filters(seen.plan), cases[0].problem.geometry) if capture.holds == "routes" else {}
+        hits = shape_hits(capture, filters(seen.plan), cases[0].problem.geometry)
         if prediction := predict(seen, cases, kernel.id, hits, calls_per_token):
             found.append((kernel.id, prediction))
     return found

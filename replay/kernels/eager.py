@@ -184,12 +184,23 @@ def gathered_gemm(
     out.copy_(torch.where(valid[:, None], y.to(torch.bfloat16), out))
 
 
-def act_quant(gate_up: "T", act: str, quant: str) -> tuple["T", "T"]:
-    """bf16 [R, 2I] → (q int8 [R, I], scale f32 [R])."""
+def exp_cr(x: "T") -> "T":
+    """exp in f64, rounded once to f32."""
+    return x.double().exp().float()
+
+
+def sigmoid(x: "T") -> "T":
+    """1 / (1 + exp(−x)); a tensor over a tensor, since torch turns a scalar over one into a product."""
     import torch
 
+    return torch.ones_like(x) / (1 + exp_cr(-x))
+
+
+def act_quant(gate_up: "T", act: str, quant: str) -> tuple["T", "T"]:
+    """bf16 [R, 2I] → (q int8 [R, I], scale f32 [R])."""
+
     gate, up = (half.float() for half in gate_up.chunk(2, dim=1))
-    silu = gate / (1 + torch.exp(-gate.double()).float())
+    silu = gate / (1 + exp_cr(-gate))
     if act == "silu_round_twice":
         p = (silu.bfloat16().float() * up).bfloat16().float()
     elif act == "silu_round_once":
@@ -381,7 +392,7 @@ def prepare_shared(problem: Problem, weights: "Tensors") -> "Run":
         h, h_scale = act_quant(gate_up, act, quant)
         grouped_gemm(h, h_scale, all_rows, t["shared_w2"], t["shared_w2_scale"], None, epilogue, scratch2, y)
         z = strided32_tree(x * t["shared_gate"].float()).bfloat16().float()
-        s = (torch.ones_like(z) / (1 + torch.exp(-z.double()).float())).bfloat16().float()
+        s = sigmoid(z).bfloat16().float()
         p = (s[:, None] * y.float()).bfloat16().float()
         t["out"].copy_((t["routed"].float() + p).bfloat16())
 

@@ -7,7 +7,7 @@ right f32. What is long in a sequence is asked of the device, so no graph of it 
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from replay.kernels.eager import strided32_tree
+from replay.kernels.eager import exp_cr, sigmoid, strided32_tree
 from replay.model import Geometry, Kernel, Problem
 
 if TYPE_CHECKING:
@@ -59,9 +59,9 @@ def split_qkvz(qkvz: "T", g: Geometry, order: str) -> "tuple[T, T]":
     """[T, conv_dim + Hv·V] → (q|k|v [T, conv_dim], z [T, Hv, V])."""
     import torch
 
-    channels, rows = (2 * g.k_heads + g.v_heads) * g.head_dim, len(qkvz)
+    rows = len(qkvz)
     if order == "contiguous":
-        return qkvz[:, :channels], qkvz[:, channels:].reshape(rows, g.v_heads, g.head_dim)
+        return qkvz[:, : g.conv_dim], qkvz[:, g.conv_dim :].reshape(rows, g.v_heads, g.head_dim)
     width = g.v_heads // g.k_heads * g.head_dim
     parts = torch.split(qkvz.reshape(rows, g.k_heads, -1), [g.head_dim, g.head_dim, width, width], dim=2)
     q, k, v, z = (part.reshape(rows, -1) for part in parts)
@@ -74,18 +74,6 @@ def split_ba(ba: "T", g: Geometry, order: str) -> "tuple[T, T]":
         return ba[:, : g.v_heads], ba[:, g.v_heads :]
     grouped = ba.reshape(len(ba), g.k_heads, 2, -1)
     return grouped[:, :, 0].reshape(len(ba), -1), grouped[:, :, 1].reshape(len(ba), -1)
-
-
-def exp_cr(x: "T") -> "T":
-    """exp in f64, rounded once to f32."""
-    return x.double().exp().float()
-
-
-def sigmoid(x: "T") -> "T":
-    """1 / (1 + exp(−x)); a tensor over a tensor, since torch turns a scalar over one into a product."""
-    import torch
-
-    return torch.ones_like(x) / (1 + exp_cr(-x))
 
 
 def softplus(x: "T", mode: str) -> "T":
@@ -219,8 +207,8 @@ def prepare_step(problem: Problem, weights: "Tensors") -> "Run":
     front, modes = _front(problem), dict(problem.modes)
 
     def run(t: "Tensors") -> None:
-        mixed, _ = split_qkvz(t["qkvz"], problem.geometry, modes["reorder_input"])
-        qkv = mixed.clone()
+        # Rows of no sequence stay empty: nothing reads them.
+        qkv = t["qkvz"].new_empty(problem.rows, problem.geometry.conv_dim)
         b, a = front(t, qkv)
         recurrent(qkv, a, b, t, t["ssm_state"], t["core_attn_out"], problem.geometry, modes)
 

@@ -24,9 +24,13 @@ class Line(Value, frozen=True):
         """Time after over time before, as a share; None where either has none that may be believed."""
         if not (self.before and self.after and self.before.us and self.after.us):
             return None
-        if any(g.verdict and g.verdict.label == "INVALID" for g in (self.before, self.after)):
+        if _invalid(self.before) or _invalid(self.after):
             return None
         return self.after.us.mid / self.before.us.mid - 1
+
+
+def _invalid(group: Group) -> bool:
+    return group.verdict is not None and group.verdict.label == "INVALID"
 
 
 def _key(group: Group) -> tuple[object, ...]:
@@ -62,8 +66,7 @@ def text(found: Sequence[Line], differing: Sequence[str]) -> str:
     def time(group: Group | None) -> str:
         if group is None or group.us is None:
             return group.exact if group else "–"
-        invalid = group.verdict is not None and group.verdict.label == "INVALID"
-        return interval_text(group.us) + (" INVALID" if invalid else "")
+        return interval_text(group.us) + (" INVALID" if _invalid(group) else "")
 
     rows = [
         [line.what, time(line.before), time(line.after), percent(line.ratio) if line.ratio is not None else "–"] for line in found

@@ -105,7 +105,7 @@ def _drawn(asked: Asked, capture: Capture, selected: Sequence[Case]) -> Iterator
 
 def hits_of(capture: Capture, select: Select, cases: Sequence[Case]) -> dict[int, int]:
     """How often the capture has each shape; another reading of it, which a run of one shape is spared."""
-    if capture.holds != "routes" or len({case.problem.rows for case in cases}) < 2:
+    if len({case.problem.rows for case in cases}) < 2:
         return {}
     return dict(sorted(shape_hits(capture, select, cases[0].problem.geometry).items()))
 
@@ -183,6 +183,7 @@ def _named_cases(asked: Asked, capture: Capture) -> list[Case]:
     if given := [name for name in held if getattr(asked, name)] + (["route_window_size"] if asked.route_windows != (1,) else []):
         raise InputError("--case", "options", "none of those that the case id holds", ", ".join(given))
     found = []
+    checked: set[Geometry] = set()
     for text in asked.case_ids:
         try:
             wanted = CaseId.parse(text)
@@ -197,8 +198,9 @@ def _named_cases(asked: Asked, capture: Capture) -> list[Case]:
         check_modes([stage], dict(wanted.problem.modes))
         whole = problem_for(stage, wanted.problem.geometry, wanted.problem.rows, dict(wanted.problem.modes))
         wanted = msgspec.structs.replace(wanted, problem=whole)
-        if capture.holds == "states":
+        if capture.holds == "states" and wanted.problem.geometry not in checked:
             states.check_capture(capture, wanted.problem.geometry)
+            checked.add(wanted.problem.geometry)
         found.append(find(capture, wanted, _filters(asked)) if capture.holds == "routes" else states.find(capture, wanted))
     return found
 

@@ -15,7 +15,7 @@ from replay.exactness.judge import TWIN, graded, judge, with_twin
 from replay.exactness.trust import mistrust
 from replay.identity import Hashes
 from replay.kernels.registry import unavailable
-from replay.model import GRADES, NULL, Case, Exact, Inexact, Kernel, NotRun, Outcome, Twin
+from replay.model import GRADES, NULL, Case, Exact, Inexact, Kernel, MemoryRates, NotRun, Outcome, Twin
 from replay.oracle.moe import ExpertRows
 from replay.session import journal as j
 from replay.session.child import Ceiled, Done, Looked, Raised, Ran, Sampled, judge_main
@@ -26,7 +26,7 @@ from replay.session.workers import Died, Ending, Worker, device_lost, healthy, s
 from replay.stages import STAGES
 from replay.stages.stage import Outputs, Tensors
 from replay.stages.vary import inputs_when_timed, twin_of
-from replay.timing.floors import MOST_REPEATS, spare_timings
+from replay.timing.floors import MOST_REPEATS, drifted, spare_timings
 from replay.timing.spans import Arm, Options, generator
 
 # A timed case, in which all kernels take turns between the ceilings, may be silent for longer than a judged one.
@@ -45,7 +45,7 @@ class State:
     probed: dict[str, str | None] = field(default_factory=dict)
     posed: set[str] = field(default_factory=set)
     calibrated: list[j.Calibrated] = field(default_factory=list)
-    timed: dict[tuple[int, str], j.Timed] = field(default_factory=dict)
+    timed: dict[tuple[int, str], tuple[MemoryRates, MemoryRates]] = field(default_factory=dict)  # the last one's memory rates
     again: Counter[tuple[int, str]] = field(default_factory=Counter)  # how often another timing has followed
     dropped: set[tuple[str, str]] = field(default_factory=set)
     loaded: dict[str, str] = field(default_factory=dict)
@@ -65,7 +65,7 @@ class State:
             self.calibrated.append(record)
         elif isinstance(record, j.Timed):
             self.again[record.process, record.case] += (record.process, record.case) in self.timed
-            self.timed[record.process, record.case] = record
+            self.timed[record.process, record.case] = record.memory
         elif isinstance(record, j.Dropped):
             self.dropped.add((record.case, record.kernel))
         elif isinstance(record, j.Loaded):
@@ -264,7 +264,7 @@ class Session:
         spare = spare_timings(len(self.plan.cases)) - sum(n for (p, _), n in again.items() if p == process)
         moved = [
             (c, arms) for c in cases
-            if (last := timed.get((process, str(c.id)))) and last.moved(self.plan.margin)
+            if (last := timed.get((process, str(c.id)))) and drifted(*last, self.plan.margin)
             and again[process, str(c.id)] < MOST_REPEATS and (arms := self.arms(c))
         ]  # fmt: skip
         return moved[: max(spare, 0)]

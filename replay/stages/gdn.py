@@ -4,7 +4,9 @@ States are whole tables with two slots more than there are sequences, in an orde
 slot that is nobody's shows. Outputs that a padding row may leave as they are come filled with what another call left there.
 """
 
+import functools
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -84,10 +86,12 @@ def _spec(problem: Problem, name: str, role: Any) -> Spec:
     modes = dict(problem.modes)
     dtype = _DTYPE.get(name) or modes.get(name if name in ("dt_bias", "ssm_state") else "", "bf16")
     spec = Spec(name, role, _shape(problem, name), dtype)
-    apart = modes.get(f"{name.partition('_')[0]}_slot_stride", "packed") if name in ("conv_state", "ssm_state") else "packed"
-    if name in ("conv_state", "ssm_state") and problem.layout == "strided" and apart == "packed":
-        apart = str(int(np.prod(spec.shape[1:])) + GAP)
-    return laid_out(spec, problem.layout) if apart == "packed" else _slots_apart(spec, int(apart))
+    if not name.endswith("_state"):
+        return laid_out(spec, problem.layout)
+    apart = modes.get(f"{name.partition('_')[0]}_slot_stride", "packed")
+    if apart == "packed" and problem.layout == "contiguous":
+        return spec
+    return _slots_apart(spec, int(np.prod(spec.shape[1:])) + GAP if apart == "packed" else int(apart))
 
 
 def _slots_apart(spec: Spec, apart: int) -> Spec:
@@ -99,9 +103,8 @@ def _slots_apart(spec: Spec, apart: int) -> Spec:
 
 def _specs(ins: str, inout: str) -> Callable[[Problem], tuple[Spec, ...]]:
     def specs(problem: Problem) -> tuple[Spec, ...]:
-        biased = dict(problem.modes).get("conv_bias", "off") != "off"
         return (
-            *(_spec(problem, n, "in") for n in ins.split() if n != "conv_bias" or biased),
+            *(_spec(problem, n, "in") for n in ins.split() if n != "conv_bias" or biased(problem)),
             *(_spec(problem, n, "inout") for n in inout.split()),
         )
 
@@ -156,10 +159,11 @@ class Drawn:
         if captured.shape[1:] != spec.shape[1:]:
             raise InputError(str(self.file.path), name, f"shape [N, {', '.join(map(str, spec.shape[1:]))}]", str(captured.shape))
         strangers = generator(self.case.id, name).integers(0, len(captured), spec.shape[0])
-        table = self._other(captured[strangers])[..., ::-1].copy()
-        for slot, sequence in zip(self.slots, self.sequences, strict=True):
-            if slot >= 0:
-                table[slot] = self._other(captured[sequence.state])
+        owners = {int(slot): s.state for slot, s in zip(self.slots, self.sequences, strict=True) if slot >= 0}
+        table = np.empty((spec.shape[0], *captured.shape[1:]), captured.dtype)
+        for slot, stranger in enumerate(strangers):
+            mine = owners.get(slot)
+            table[slot] = self._other(captured[stranger])[..., ::-1] if mine is None else self._other(captured[mine])
         return as_stored(table, self.file.dtype(name), spec.dtype)
 
     def left(self, name: str) -> NDArray[Any]:
@@ -208,17 +212,14 @@ class Drawn:
         return oracle.conv(mixed, weight, bias, table, self.slots, self.starts, mixed, order)[0]
 
 
-_open: dict[tuple[str, int], StateFile] = {}
-
-
 def open_states_once(path: str) -> StateFile:
     """A state file, its header read once a process and file."""
-    from pathlib import Path
+    return _opened(path, Path(path).stat().st_mtime_ns)
 
-    key = path, Path(path).stat().st_mtime_ns
-    if key not in _open:
-        _open[key] = open_states(Path(path))
-    return _open[key]
+
+@functools.cache
+def _opened(path: str, written_ns: int) -> StateFile:
+    return open_states(Path(path))
 
 
 def as_stored(array: NDArray[Any], held: str, wanted: str) -> NDArray[Any]:

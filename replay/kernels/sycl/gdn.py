@@ -81,9 +81,6 @@ class Launches:
 
         return torch.empty((self.p.rows, width), dtype=torch.bfloat16, device=self.kind)
 
-    def _channels(self) -> int:
-        return (2 * self.g.k_heads + self.g.v_heads) * self.g.head_dim
-
     def _by_dim(self, kernel: str) -> str:
         return kernel if self.body == "cpu" else f"{kernel}_{self.g.head_dim}"
 
@@ -92,7 +89,7 @@ class Launches:
 
     def conv(self, qkv: object = "qkv", b: object = "b", a: object = "a") -> None:
         """gdn.conv."""
-        columns = self._channels() + self.g.v_heads * (self.g.head_dim + 2)
+        columns = self.g.conv_dim + self.g.v_heads * (self.g.head_dim + 2)
         args = ("qkvz", "ba", "conv_weights", self._bias(), "slots", "query_start_loc", "conv_state", qkv, "z", b, a, self.sizes)
         self._add("conv", -(-columns // _CONV_BLOCK), _CONV_BLOCK, *args)
 
@@ -103,7 +100,7 @@ class Launches:
 
     def step_staged(self) -> None:
         """gdn.step in two launches."""
-        qkv, b, a = self._scratch(self._channels()), self._scratch(self.g.v_heads), self._scratch(self.g.v_heads)
+        qkv, b, a = self._scratch(self.g.conv_dim), self._scratch(self.g.v_heads), self._scratch(self.g.v_heads)
         self.conv(qkv, b, a)
         self.recurrent(qkv, b, a)
 
@@ -111,7 +108,7 @@ class Launches:
         """gdn.step in one."""
         args = (
             "qkvz", "ba", "conv_weights", self._bias(), "A_log", "dt_bias", "slots", "query_start_loc", "conv_state", "ssm_state",
-            "z", "core_attn_out", self._scratch(self._channels()), self.sizes, self._dt_bf16(),
+            "z", "core_attn_out", self._scratch(self.g.conv_dim), self.sizes, self._dt_bf16(),
         )  # fmt: skip
         self._add(self._by_dim("step"), self.g.k_heads, _GPU_LANES, *args)
 
