@@ -259,7 +259,10 @@ class Session:
         return todo or self._again(process, cases)
 
     def _again(self, process: int, cases: Sequence[Case]) -> list[Job]:
-        """Those beside which the memory ceilings moved, as long as the process may repeat any."""
+        """Those beside which the memory ceilings moved, as long as the process may repeat any; a look, which promotes nothing,
+        may not."""
+        if self.plan.quick:
+            return []
         timed, again = self.state.timed, self.state.again
         spare = spare_timings(len(self.plan.cases)) - sum(n for (p, _), n in again.items() if p == process)
         moved = [

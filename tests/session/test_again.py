@@ -24,7 +24,7 @@ def timed(case: Case, moved: bool, process: int = 0) -> j.Timed:
 def begun(cases: int) -> tuple[list[j.Record], tuple[Case, ...]]:
     """A run of so many green cases in one process."""
     found = tuple(make_case("moe.route", seed=seed) for seed in range(cases))
-    whole = msgspec.structs.replace(plan(), cases=found, kernels=(BASE, MINE))
+    whole = msgspec.structs.replace(plan(), cases=found, kernels=(BASE, MINE), quick=False)
     green = [j.Judged(str(c.id), k.id, Exact("BITWISE", 2)) for c in found for k in (BASE, MINE)]
     return [j.Begun(whole, {}), *green], found
 
@@ -71,6 +71,15 @@ def test_one_case_at_most_twice(tmp_path: Path) -> None:
         assert [c.id for c, _ in session(records, tmp_path)._jobs(0)] == [cases[0].id]
         records.append(timed(cases[0], moved=True))
     assert session(records, tmp_path)._jobs(0) == []
+
+
+def test_a_look_repeats_nothing(tmp_path: Path) -> None:
+    """A quick run tells what moved and goes on."""
+    records, cases = begun(8)
+    first = records[0]
+    assert isinstance(first, j.Begun)
+    records[0] = j.Begun(msgspec.structs.replace(first.plan, quick=True), {})
+    assert session([*records, *(timed(c, moved=True) for c in cases)], tmp_path)._jobs(0) == []
 
 
 def test_the_last_timing_counts() -> None:
