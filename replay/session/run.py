@@ -3,6 +3,8 @@
 What the journal already holds is not done again, which is all there is to ``--resume``.
 """
 
+import importlib
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -96,6 +98,9 @@ class Session:
         """Both phases, as far as the journal does not hold them yet."""
         if self.state.finished:
             return
+        # A second's import that the results need: made while children judge, and not while they are timed.
+        importing = threading.Thread(target=importlib.import_module, args=("scipy.stats",))
+        importing.start()
         if self.state.selftested is None:
             self.write(selftested(self.plan.device))
         for stage in self.plan.stages():
@@ -104,6 +109,7 @@ class Session:
             for kernel in self.plan.kernels_of(stage):
                 self._judge(kernel, self._cases(stage))
         self._truth.clear()
+        importing.join()
         with timing_on(self.plan.device, lambda told: self.progress(told, 0, 1)):
             for process in range(self.plan.processes):
                 self._time(process)

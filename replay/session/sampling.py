@@ -11,7 +11,7 @@ from typing import Any
 
 from replay.devices import Device
 from replay.kernels.registry import Run, load_file
-from replay.model import Case
+from replay.model import Case, MemoryRates
 from replay.session.arms import Arms, Ring
 from replay.session.child import Ceiled, Done, Looked, Sampled, Started, begin, loaded_files, log_to
 from replay.stages import STAGES
@@ -38,19 +38,22 @@ def time_main(
                 place, arms, ceilings = _ready(device_name, options, seat, load)
         with seat.turn(FIRST) as mine:
             if mine and ceilings:
-                pipe.send(Ceiled("before", ceilings.measure()))
+                found = ceilings.measure()
+                pipe.send(Ceiled("before", found))
                 watching = watch.begin(place.telemetry)
-                before = ceilings.memory()
+                before = MemoryRates(found.read_gbs, found.copy_gbs, found.inplace_gbs)
+        waiting: list[Sampled] = []  # for the memory ceilings behind them
         for index, job in enumerate(jobs):
             pipe.send(Started(index))
-            sampled = _sampled(place, arms, job, index)
+            waiting.append(_sampled(place, arms, job, index))
             with seat.turn(FIRST) as mine:
-                if mine and ceilings:
+                if mine and ceilings and (ceilings.due() or job is jobs[-1]):
                     after = ceilings.memory()
-                    sampled, before = replace(sampled, memory=(before, after)), after
+                    waiting, before = [replace(sampled, memory=(before, after)) for sampled in waiting], after
             for mine in seat.all_in_turn():  # what is sent moves memory as well
-                if mine:
-                    pipe.send(sampled)
+                if mine and (not ceilings or waiting[-1].memory):
+                    while waiting:
+                        pipe.send(waiting.pop(0))
         with seat.turn(FIRST) as mine:
             if mine and ceilings:
                 pipe.send(Looked(watching.until_now()))

@@ -17,6 +17,7 @@ CEILING_PASSES = 8
 CEILING_ROUNDS, QUICK_ROUNDS = 11, 5  # eleven give an interval of 98.8 %, five their range but for the ends
 CEILING_TRIALS = 2
 SETTLE_NS = 300_000_000
+LOOK_EVERY_NS = 2_000_000_000  # a look, which repeats no timing, asks no oftener whether the memory ceilings moved
 
 
 class Ceiling:
@@ -30,6 +31,7 @@ class Ceiling:
         from replay.kernels.probes import probes
 
         self.clock, self.rounds = clock_of(device), QUICK_ROUNDS if quick else CEILING_ROUNDS
+        self.every_ns, self.measured_ns = LOOK_EVERY_NS if quick else 0, 0
         self.probes = list(probes(device, CEILING_PASSES * device.llc_bytes()))
         self.calls: dict[Probe, int] = {}
         self.best: dict[str, Probe] = {}  # term → what reached it
@@ -37,7 +39,7 @@ class Ceiling:
     def measure(self) -> Ceilings:
         """One calibration."""
         begin = host_ns()
-        while host_ns() - begin < SETTLE_NS:  # a machine that was idle reads at half its rate for the first moments
+        while not self.calls and host_ns() - begin < SETTLE_NS:  # from idleness a machine reads at half its rate at first
             _time_one(self.clock, self.probes[0], 1)
 
         def cost(probe: "Probe") -> float:
@@ -60,7 +62,7 @@ class Ceiling:
         rates: dict[str, Interval] = {}
         for probe in chosen:
             rates[probe.term] = _reached(probe, times[probe])
-        self.best = {probe.term: probe for probe in chosen}
+        self.best, self.measured_ns = {probe.term: probe for probe in chosen}, host_ns()
         return Ceilings(
             read_gbs=rates["read"], copy_gbs=rates["copy"], inplace_gbs=rates["inplace"], hot_gbs=rates["hot"],
             launch_us=rates["launch"], int8_gops=rates["int8"], bf16_gops=rates["bf16"],
@@ -73,7 +75,12 @@ class Ceiling:
         for _ in range(self.rounds):
             for probe, taken in times.items():
                 taken.append(_time_one(self.clock, probe, self.calls[probe]))
+        self.measured_ns = host_ns()
         return MemoryRates(*(_reached(probe, taken) for probe, taken in times.items()))
+
+    def due(self) -> bool:
+        """Whether it is time for the memory ceilings again."""
+        return host_ns() - self.measured_ns >= self.every_ns
 
 
 # The host's part of a call on an accelerator, at most: what is queued ahead of a probe keeps the device from waiting for it.
