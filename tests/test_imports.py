@@ -41,7 +41,7 @@ ALLOWED = {
         "data",
         "verdict",
     },
-    "results": {"errors", "model", "session", "timing", "verdict"},
+    "results": {"errors", "model", "session", "studies", "timing", "verdict"},
     "endpoint": {
         "cache",
         "captures",
@@ -57,6 +57,7 @@ ALLOWED = {
         "timing",
         "verdict",
     },
+    "studies": {"errors", "exactness", "kernels", "model", "oracle", "session", "stages", "devices"},
     "statuses": {"endpoint"},
     "cli": {"errors", "model"},
 }

@@ -49,14 +49,23 @@ def draw_layer(model: StateModel, layer: int, g: Geometry) -> dict[str, NDArray[
     return {
         "ssm_state": normal(n, g.v_heads, g.head_dim, g.head_dim) * scale,
         "conv_state": bf16(normal(n, g.conv_width - 1, g.conv_dim)),
-        "qkvz": bf16(normal(rows, g.conv_dim + g.v_heads * g.head_dim)),
-        "ba": bf16(np.concatenate([np.float32(0.65) + normal(rows, g.v_heads),
-                                   np.float32(-1.7) + np.float32(1.7) * normal(rows, g.v_heads)], axis=1)),
+        **draw_projections(rng, rows, g),
         "conv_weights": bf16(normal(g.conv_dim, g.conv_width) / np.float32(g.conv_width**0.5)),
         "A_log": np.log(rng.uniform(1, 16, g.v_heads)).astype(np.float32),
         "dt_bias": (step + np.log(-np.expm1(-step))).astype(np.float32),
         "step": row // n, "sequence": row % n, "slot": row % n, "state_row": np.where(row < n, row, -1).astype(np.int32),
     }  # fmt: skip
+
+
+def draw_projections(rng: np.random.Generator, rows: int, g: Geometry) -> dict[str, NDArray[np.uint16]]:
+    """``qkvz`` and ``ba`` of so many rows, in contiguous order."""
+
+    def normal(width: int) -> NDArray[np.float32]:
+        return rng.standard_normal((rows, width), np.float32)
+
+    qkvz = bf16(normal(g.conv_dim + g.v_heads * g.head_dim))
+    b, a = np.float32(0.65) + normal(g.v_heads), np.float32(-1.7) + np.float32(1.7) * normal(g.v_heads)
+    return {"qkvz": qkvz, "ba": bf16(np.concatenate([b, a], axis=1))}
 
 
 def bf16(x: NDArray[np.float32]) -> NDArray[np.uint16]:

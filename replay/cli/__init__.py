@@ -10,7 +10,7 @@ import click
 from replay import __version__
 from replay.errors import ReplayError
 
-COMMANDS = ("run", "compare", "report", "calibrate", "promote", "capture", "doctor", "cache")
+COMMANDS = ("run", "chain", "compare", "report", "calibrate", "promote", "capture", "doctor", "cache")
 
 
 class _Commands(click.Group):

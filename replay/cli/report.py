@@ -18,23 +18,28 @@ if TYPE_CHECKING:
     help="Calls of the stage in a layer for one output token.",
 )  # fmt: skip
 def command(run: Path | None, output: Path | None, calls_per_token: float) -> int:
-    """Write RUN (the newest of runs/) as a self-contained page; `result.md` beside it is the table for a pull request."""
+    """Write RUN (the newest of runs/; the folder of a run or of a chain) as a self-contained page; `result.md` beside it is the
+    table for a pull request."""
     from replay.endpoint.promote import newest_run
     from replay.errors import EnvironmentRefused, InputError
     from replay.kernels.registry import lacking
-    from replay.results import report
+    from replay.results import chain, report
     from replay.results.build import build
     from replay.results.seen import Seen
     from replay.session import journal as j
+    from replay.studies.chain import decode
 
     if not calls_per_token > 0:
         raise InputError("--calls-per-token", "value", "a number above 0", str(calls_per_token))
     if why := next(lacking(("python:matplotlib",)), None):
         raise EnvironmentRefused(f"report: expected the extra `report` (pip install 'b70-replay[report]'), got {why}")
     folder = run or newest_run(Path("runs"))
-    records = j.read(folder / j.NAME)
-    seen = Seen(records)
-    page = report.page(build(records, j.sha256(folder / j.NAME)), seen, str(folder), _bridge(seen, calls_per_token))
+    if (kept := folder / "chain.json").exists():
+        page = chain.page(decode(kept), str(folder))
+    else:
+        records = j.read(folder / j.NAME)
+        seen = Seen(records)
+        page = report.page(build(records, j.sha256(folder / j.NAME)), seen, str(folder), _bridge(seen, calls_per_token))
     path = output or folder / "report.html"
     try:
         path.write_text(page)

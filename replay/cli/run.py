@@ -8,50 +8,20 @@ from typing import Any
 
 import click
 
+from replay.cli.options import chosen, parse_modes, parse_windows
 from replay.errors import InputError
 from replay.model import Exact, NotRun
 
 PROCESSES = 8  # with 30 blocks: nine in ten true differences of 1 % are found (docs/timing.md)
 
 
-def _modes(pairs: tuple[str, ...]) -> dict[str, str]:
-    chosen: dict[str, str] = {}
-    for pair in pairs:
-        name, equals, value = pair.partition("=")
-        if not equals or not name or not value:
-            raise InputError("--mode", "value", "name=value", repr(pair))
-        if chosen.get(name, value) != value:
-            raise InputError("--mode", name, "one value", f"{chosen[name]} and {value}")
-        chosen[name] = value
-    return chosen
-
-
-def _windows(text: str) -> tuple[int, ...]:
-    if not re.fullmatch(r"[1-9]\d*(,[1-9]\d*)*", text):
-        raise InputError("--route-window-size", "value", "W[,W…], each 1 or more", repr(text))
-    return tuple(map(int, text.split(",")))
-
-
 @click.command("run")
-@click.option(
-    "--route-jsonl", "--state", "--capture", "capture", metavar="PATH", help="Route JSONL or state file, or a capture folder."
-)
-@click.option("--route-layer-regex", help="Keep records whose layer name matches.")
+@chosen
 @click.option("--route-stage-regex", help="Keep records of the router stages that match.")
-@click.option("--route-start-indices", help="First token rows: ints and start:stop[:step], e.g. 0:64:4. [16 a layer]")
-@click.option("--route-window-size", default="1", show_default=True, help="W[,W…] consecutive token rows a case.")
 @click.option("--route-min-num-tokens", type=click.IntRange(1), help="Keep records of at least this many tokens.")
 @click.option("--route-max-num-tokens", type=click.IntRange(1), help="Keep records of at most this many tokens.")
-@click.option("--max-cases", type=click.IntRange(1), help="At most this many cases a layer and window.")
-@click.option("--stage", "stages", multiple=True, help="Stages by name or glob. [moe.* or gdn.*]")
-@click.option("--kernel", "kernels", multiple=True, help="Kernels by id or glob. [all]")
 @click.option("--case", "case_ids", multiple=True, help="Replay exactly this case.")
-@click.option("--load", multiple=True, metavar="FILE.py", help="Register the KERNELS of a Python file.")
 @click.option("--baseline", help="Kernel to compare with. [the stage's first]")
-@click.option("--device", default="cpu", show_default=True, help="cpu, xpu[:N] or cuda[:N].")
-@click.option("--model", help="Geometry preset, where the capture has no manifest. [qwen36]")
-@click.option("--tp", type=int, help="Tensor-parallel size of the geometry. [4]")
-@click.option("--mode", "modes", multiple=True, metavar="NAME=VALUE", help="A named mode, e.g. quant=recip_half_even.")
 @click.option("--cache", type=click.Choice(["warm", "cold-weights", "cold-all"]), default="cold-weights", show_default=True)
 @click.option(
     "--launch",
@@ -65,12 +35,9 @@ def _windows(text: str) -> tuple[int, ...]:
     "--margin", type=click.FloatRange(0, 50), default=1.0, show_default=True, help="Percent within which times are the same."
 )
 @click.option("--repeats", type=click.IntRange(2, 1000), default=16, show_default=True, help="Calls judged a case.")
-@click.option("--timeout", type=click.IntRange(1), default=120, show_default=True, help="Seconds a kernel may take over a case.")
 @click.option("--processes", type=click.IntRange(1, 100), help=f"Fresh processes to time in. [{PROCESSES}]")
 @click.option("--quick", is_flag=True, help="One process: a look, which cannot promote.")
-@click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=7, show_default=True, help="Seed of everything drawn.")
 @click.option("--require", help="exact, faster, or floor:X; exit 3 or 4 where it is not met.")
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="Run folder. [runs/TIME-ID]")
 @click.option("--resume", type=click.Path(path_type=Path), help="Go on with an interrupted run.")
 @click.option("--list", "list_", is_flag=True, help="List stages, modes, presets and kernels, and stop.")
 def command(list_: bool, resume: Path | None, **options: Any) -> int:
@@ -126,7 +93,7 @@ def _begin(options: dict[str, Any]) -> int:
         **{k: options[k] for k in ("case_ids", "load", "baseline", "device", "model", "tp", "cache", "blocks", "repeats")},
         launch=options["launch"], timeout=options["timeout"],
         processes=options["processes"] or (1 if options["quick"] else PROCESSES),
-        route_windows=_windows(options["route_window_size"]), modes=_modes(options["modes"]),
+        route_windows=parse_windows(options["route_window_size"]), modes=parse_modes(options["modes"]),
         margin=options["margin"] / 100, seed=options["seed"], require=_require(options["require"]),
     )  # fmt: skip
     plan = make_plan(asked)
@@ -148,31 +115,18 @@ def _require(text: str | None) -> str | None:
 
 
 def _run(folder: Path, records: Any, journal: Any) -> int:
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
+    from replay.cli.progress import bar
     from replay.results import table
     from replay.results.write import write
-    from replay.session.exclusive import WAITING
     from replay.session.run import Session
 
     plan = records[0].plan
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with journal, Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("begin", total=None)
-
-        def progress(what: str, done: int, total: int) -> None:
-            if what.startswith(WAITING) and not console.is_terminal:
-                click.echo(what, err=True)
-            bar.update(task, description=what, completed=done, total=total)
-
-        try:
+    try:
+        with journal, bar() as progress:
             Session(plan, journal, records, progress).run()
-        except KeyboardInterrupt:
-            bar.stop()
-            click.echo(f"interrupted; `b70-replay run --resume {folder}` goes on", err=True)
-            return 130
+    except KeyboardInterrupt:
+        click.echo(f"interrupted; `b70-replay run --resume {folder}` goes on", err=True)
+        return 130
     result = write(folder, str(folder))
     with contextlib.suppress(BrokenPipeError):  # `| head` ends the reading, not the verdict
         click.echo(table.text(result, str(folder)))

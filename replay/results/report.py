@@ -92,7 +92,7 @@ def _floors_of(stage: str, rows: list[Row]) -> str:
     middles = [np.mean([place[key] for key in place if key[1] == kernel]) for kernel in kernels]
     axes.set_yticks(middles, kernels, fontsize=8)
     axes.set_ylim(len(rows) - 0.5, -0.5)
-    return _svg(figure)
+    return svg(figure)
 
 
 def drift(seen: Seen) -> str:
@@ -120,10 +120,10 @@ def drift(seen: Seen) -> str:
         axes.set_ylabel("% of median", fontsize=8)
         axes.set_title(f"process {process}: {len(at)} samples", loc="left", fontsize=8)
     all_axes[-1].set_xlabel("seconds of timed cases")
-    return _svg(figure)
+    return svg(figure)
 
 
-def _svg(figure: Any) -> str:
+def svg(figure: Any) -> str:
     """The picture as an element of a page: without the XML head, nor the date that would make each page another."""
     out = io.StringIO()
     figure.savefig(out, format="svg", metadata={"Date": None})

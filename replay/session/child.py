@@ -95,6 +95,14 @@ class Ran:
 
 
 @dataclass(frozen=True)
+class Linked:
+    """One step of a chain: what the kernel wrote, and what it wrote that it must not."""
+
+    outputs: Outputs
+    trespasses: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Raised:
     """A kernel raised; the child goes on with the next case."""
 
@@ -138,7 +146,7 @@ class Done:
     files: tuple[str, ...] = ()
 
 
-Message = Found | Listed | Refused | Measured | Tested | Started | Ran | Raised | Ceiled | Sampled | Looked | Done
+Message = Found | Listed | Refused | Measured | Tested | Started | Ran | Linked | Raised | Ceiled | Sampled | Looked | Done
 
 _PR_SET_PDEATHSIG = 1
 # How long a kernel may go on in secret before its outputs are looked at once more.

@@ -33,9 +33,8 @@ def kernels_now(plan: j.Plan) -> dict[str, Kernel]:
     return {k.id: found[k.id] for k in plan.kernels if k.id in found}
 
 
-def begin(plan: j.Plan, output: Path | None, argv: Sequence[str]) -> tuple[Path, list[j.Record], j.Journal]:
-    """Make the folder and write the journal's first record. InputError for a folder that is in use."""
-    found = identity_now(plan, plan.capture_sha256, argv)
+def made(output: Path | None) -> Path:
+    """The folder that was asked for, or one of its own under runs/. InputError where it holds files or cannot be written."""
     folder = output or Path("runs") / f"{time.strftime('%m%d-%H%M%S')}-{secrets.token_hex(2)}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -43,6 +42,13 @@ def begin(plan: j.Plan, output: Path | None, argv: Sequence[str]) -> tuple[Path,
             raise InputError(str(folder), "-o", "an empty or new folder", "one with files in it (--resume goes on with a run)")
     except OSError as error:
         raise InputError(str(folder), "-o", "a folder that can be written", error.strerror or str(error)) from None
+    return folder
+
+
+def begin(plan: j.Plan, output: Path | None, argv: Sequence[str]) -> tuple[Path, list[j.Record], j.Journal]:
+    """Make the folder and write the journal's first record. InputError for a folder that is in use."""
+    found = identity_now(plan, plan.capture_sha256, argv)
+    folder = made(output)
     _own(folder)
     journal = j.Journal(folder / j.NAME)
     record = j.Begun(plan, found)

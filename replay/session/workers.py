@@ -11,7 +11,7 @@ import os
 import re
 import signal
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -161,7 +161,7 @@ class Worker:
         self.process.start()
         theirs.close()
 
-    def listen(self) -> Iterator[Message | Died]:
+    def listen(self) -> Generator[Message | Died, None, None]:
         """Messages as they come. A child that says nothing for its ``timeout_s`` is killed."""
         return listen([self], self.timeout_s)
 
@@ -192,7 +192,7 @@ class Worker:
         self.log.unlink(missing_ok=True)
 
 
-def listen(workers: Sequence[Worker], timeout_s: float) -> Iterator[Message | Died]:
+def listen(workers: Sequence[Worker], timeout_s: float) -> Generator[Message | Died, None, None]:
     """What some workers say, as it comes. It ends when all are done, one has died, or all were silent for ``timeout_s``."""
     talking = {worker.pipe: worker for worker in workers}
     try:

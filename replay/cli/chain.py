@@ -1,0 +1,82 @@
+"""``b70-replay chain``: feed a state back for K steps, and see by how far kernels drift."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from replay.cli.options import chosen, parse_modes, parse_windows
+from replay.errors import InputError
+
+if TYPE_CHECKING:
+    from replay.studies.chain import Chain
+
+STAGES = ("gdn.recurrent", "gdn.step")
+
+
+@click.command("chain")
+@chosen
+@click.option("--steps", type=click.IntRange(1, 1_000_000), default=1000, show_default=True, help="Steps to take.")
+@click.option(
+    "--reset", type=click.Choice(["chain", "fresh", "poison"]), default="chain", show_default=True,
+    help="A step finds the state of the one before; the first one's, every time; or as chain, and NaN wherever it must not read.",
+)  # fmt: skip
+@click.option(
+    "--max-scaled-ulp",
+    type=click.FloatRange(0),
+    default=5.0,
+    show_default=True,
+    help="How much farther from f64 than the contract may be.",
+)
+def command(steps: int, reset: str, max_scaled_ulp: float, output: Path | None, **options: Any) -> int:
+    """Take K decode steps from captured states, each from the state that the one before left, and hold every step against the
+    contract's bits and against f64. One case a layer unless `--max-cases` says more.
+
+    Exit codes: 0 all bounded, 1 a kernel drifted, overflowed, lost the contract's bits or died, 2 bad input, 3 no kernel could
+    run, 5 a kernel named exactly is unavailable.
+    """
+    from replay.session import workers
+
+    if not max_scaled_ulp >= 0:
+        raise InputError("--max-scaled-ulp", "value", "a number of 0 or more", str(max_scaled_ulp))
+    workers.warm_start()
+    from replay.cli.progress import bar
+    from replay.results import chain as shown
+    from replay.session.folder import identity_now, made
+    from replay.session.plan import Asked, make_plan
+    from replay.stages import gdn_chain
+    from replay.studies.chain import Limits, encode, study
+
+    asked = Asked(
+        **{k: options[k] for k in ("capture", "route_layer_regex", "route_start_indices", "kernels", "load", "device", "model")},
+        **{k: options[k] for k in ("tp", "timeout", "seed")},
+        stages=options["stages"] or STAGES, max_cases=options["max_cases"] or 1,
+        route_windows=parse_windows(options["route_window_size"]), modes=parse_modes(options["modes"]), processes=1,
+    )  # fmt: skip
+    plan = make_plan(asked)
+    for case in plan.cases:
+        gdn_chain.check(case)
+    identity = identity_now(plan, plan.capture_sha256, sys.argv[1:])
+    folder = made(output)
+    with bar() as progress:
+        found = study(plan, Limits(steps, reset, max_scaled_ulp), identity, progress)
+    (folder / "chain.json").write_bytes(encode(found))
+    (folder / "chain.md").write_text(shown.text(found, markdown=True) + "\n")
+    click.echo(shown.text(found))
+    click.echo(f"wrote {folder}/chain.json; `b70-replay report {folder}` draws the curves")
+    return exit_code(found, plan.named)
+
+
+def exit_code(found: "Chain", named: tuple[str, ...]) -> int:
+    """The code of docs/statuses.md."""
+    from replay.studies.chain import CONTRACT
+
+    statuses = {curve.status for curve in found.curves}
+    if "INTERRUPTED" in statuses:
+        return 130
+    if any(c.status == "UNAVAILABLE" and c.kernel in named for c in found.curves):
+        return 5
+    if statuses - {"BOUNDED", "UNAVAILABLE"}:
+        return 1
+    return 0 if any(c.status == "BOUNDED" and c.kernel != CONTRACT for c in found.curves) else 3

@@ -1,0 +1,1 @@
+"""Studies: longer plans over the same children, for what a run of single cases cannot show."""
