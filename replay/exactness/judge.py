@@ -55,7 +55,8 @@ def judge(
     if trespasses:
         return Inexact("FAIL", -1, "; ".join(trespasses))
     least = max((f for f in found if isinstance(f, Graded)), key=lambda f: GRADES.index(f.grade))
-    return Exact(least.grade, len(repeats), detail=least.detail)
+    told = "; ".join(part for part in (least.detail, stage.notice(case, want)) if part)
+    return Exact(least.grade, len(repeats), detail=told)
 
 
 def with_twin(stage: Stage, case: Case, inputs: Tensors, want: Outputs, got: Got, outcome: Exact) -> Exact | Inexact:

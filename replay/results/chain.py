@@ -56,8 +56,8 @@ def _shown(chain: Chain) -> list[int]:
 def notes(chain: Chain) -> list[str]:
     """What holds for all of it."""
     return [
-        "ulp at a step: the largest |state − f64|, in ulp of the state's dtype at the largest element of its row; beyond contract: "
-        f"by how much a kernel was farther from f64 than the contract, in states or output (limit {chain.max_scaled_ulp:g})."
+        "ulp at a step: the largest |state − f64|, in ulp of the state's dtype at the largest element of its row. Beyond the "
+        f"contract: how much farther from f64 a kernel was than it, in states or output (limit {chain.max_scaled_ulp:g})."
     ]
 
 

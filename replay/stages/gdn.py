@@ -139,6 +139,17 @@ def _label(case: Case, output: str, row: int) -> str:
     return f"token {row - drawn.starts[sequence]} of sequence {sequence}{padding}, captured row {drawn.tokens[row]}"
 
 
+def _overflowed(case: Case, outputs: Outputs) -> str:
+    """Which states are past the range of their dtype: right to the bit, and of no use to the next step."""
+    if "ssm_state" not in outputs:
+        return ""
+    finite = np.isfinite(oracle.widen(outputs["ssm_state"])).all(axis=(1, 2, 3))
+    slots = [s for s in np.flatnonzero(~finite).tolist() if s in Drawn(case).slots]
+    if not slots:
+        return ""
+    return f"{case.problem.mode('ssm_state')} overflowed in {len(slots)} states, first {_label(case, 'ssm_state', slots[0])}"
+
+
 def _as_is(problem: Problem, inputs: Tensors, outputs: Outputs) -> Outputs:
     return outputs
 
@@ -161,7 +172,8 @@ _CONVOLVED = Budget("own_exp", 1, 1)
 def _stage(name: str, modes: dict[str, tuple[str, ...]], ins: str, inout: str, **rest: Any) -> Stage:
     return Stage(
         name=name, modes=modes, specs=specs_of(ins, inout), inputs=inputs_of(ins, inout), canonical=_as_is, label=_label,
-        relabel=None, check=_check, degenerate=_degenerate, rests_on=("division", "square_root", "contraction", "bf16"), **rest,
+        notice=_overflowed, relabel=None, check=_check, degenerate=_degenerate,
+        rests_on=("division", "square_root", "contraction", "bf16"), **rest,
     )  # fmt: skip
 
 

@@ -32,6 +32,11 @@ def _accept(problem: Problem) -> None:
     """Most stages take every problem that their modes allow."""
 
 
+def _nothing(case: Case, outputs: Outputs) -> str:
+    """Most stages have nothing to tell of a right output."""
+    return ""
+
+
 def _ordinary(problem: Problem, inputs: Tensors) -> bool:
     """Most stages have no edges of that kind."""
     return False
@@ -67,6 +72,7 @@ class Stage:
     ``row_scale`` gives what was reduced into an output's rows its absmax, in an array that broadcasts to the rows that the
     oracle defines; it is given the inputs without the experts' weights.
 
+    ``notice``: what a user should hear of an output that is right, e.g. that a state overflowed its dtype.
     ``degenerate``: whether a case is an edge that may legitimately leave outputs where they are; such are told, and no
     oracle is probed on them.
     """
@@ -83,6 +89,7 @@ class Stage:
     probes: tuple[str, ...]
     check: Callable[[Problem], None] = _accept
     degenerate: Callable[[Problem, Tensors], bool] = _ordinary
+    notice: Callable[[Case, Outputs], str] = _nothing
     rests_on: tuple[str, ...] = ()
     selects: bool = False
     budgets: Mapping[str, Budget] = field(default_factory=dict)

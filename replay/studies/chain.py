@@ -190,9 +190,8 @@ def take(trace: Trace, number: int, truth: Truth, outputs: Outputs, limits: Limi
     trace.farther = max(trace.farther, farther)
     if farther > limits.max_scaled_ulp and trace.status == "BOUNDED":
         trace.status = "DRIFTED"
-        trace.detail = (
-            f"step {number + 1}: {farther:.3g} scaled ulp farther from f64 than the contract ({limits.max_scaled_ulp:g})"
-        )
+        limit = f"limit {limits.max_scaled_ulp:g}"
+        trace.detail = f"step {number + 1}: {farther:.3g} scaled ulp farther from f64 than the contract ({limit})"
 
 
 def _differs(case: Case, kernel: Kernel, truth: Truth, outputs: Outputs) -> str | None:

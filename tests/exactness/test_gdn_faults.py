@@ -9,7 +9,7 @@ import pytest
 
 from replay.kernels import eager, eager_gdn
 from replay.model import Exact, Inexact
-from replay.stages.gdn import Drawn
+from replay.stages.gdn_tensors import Drawn
 from tests.conftest import judge_here
 from tests.gdn import state_case, state_file
 

@@ -1,0 +1,199 @@
+"""States fed back: what holds for a thousand steps, what shows, and where."""
+
+import json
+import re
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from replay.model import Case, Exact, Kernel
+from replay.oracle import gdn as oracle
+from replay.oracle.gdn import widen
+from replay.stages import STAGES
+from replay.stages.gdn_chain import carried, links, owned
+from replay.studies.chain import Limits, Trace, take, truths
+from tests.conftest import Cli, judge_here
+from tests.gdn import state_case, state_file
+
+KERNEL = Kernel(id="mine:gdn.recurrent", prepare=":prepare")
+BUDGETED = Kernel(id="mine:gdn.recurrent", prepare=":prepare", budgeted=True)
+
+
+def followed(case: Case, steps: int, kernel: Kernel, write: Any, reset: str = "chain", limit: float = 5) -> Trace:
+    """An arm whose step is ``write(number, inputs) → outputs``, its states fed back."""
+    trace = Trace(case, kernel.id, kernel, case.problem.mode("ssm_state"))
+    first = STAGES[case.problem.stage].inputs(case)
+    before = None
+    for number, (truth, link) in enumerate(zip(truths(case, reset), links(case, reset), strict=False)):
+        if number == steps or trace.ended:
+            break
+        before = write(number, {**link.inputs, **carried(case, reset, first, before)})
+        take(trace, number, truth, before, Limits(steps, reset, limit))
+    return trace
+
+
+def right(case: Case) -> Any:
+    """The contract itself."""
+    return lambda number, inputs: STAGES[case.problem.stage].oracle(case.problem, inputs)
+
+
+def rounded_beta(case: Case, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The contract with beta rounded to bf16."""
+    gates = oracle.gates
+
+    def rounded(*args: Any) -> Any:
+        g, beta = gates(*args)
+        return g, widen(oracle.narrow(beta, np.zeros(0, np.uint16)))
+
+    def write(number: int, inputs: Any) -> Any:
+        with monkeypatch.context() as patch:
+            patch.setattr(oracle, "gates", rounded)
+            return STAGES[case.problem.stage].oracle(case.problem, inputs)
+
+    return write
+
+
+@pytest.mark.parametrize(("stage", "layout"), [("gdn.recurrent", "v_k"), ("gdn.step", "k_v")])
+def test_the_contract_stays_near_f64(stage: str, layout: str, tmp_path: Path) -> None:
+    """A thousand steps: f32 gathers tens of ulp and no more, whatever the layout; captured inputs come first."""
+    case = state_case(stage, state_file(tmp_path, steps=4), sequences=2, state_layout=layout)
+    trace = followed(case, 1000, KERNEL, right(case))
+    assert (trace.status, trace.differs, len(trace.state_ulp)) == ("BOUNDED", None, 1000)
+    assert max(trace.state_ulp[:10]) < 10
+    assert 1 < max(trace.state_ulp) < 100
+    assert max(trace.out_ulp) < 1  # bf16 hides what f32 gathers
+    assert [link.captured for link in islice(links(case, "chain"), 6)] == [True] * 4 + [False] * 2
+
+
+def test_beta_in_bf16_drifts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A budgeted kernel with a rounded beta is far from f64 at the first step, and farther after a thousand."""
+    case = state_case("gdn.recurrent", state_file(tmp_path), sequences=2)
+    trace = followed(case, 1000, BUDGETED, rounded_beta(case, monkeypatch))
+    assert trace.status == "DRIFTED"
+    assert re.match(r"step 1: \d[\d.e+]+ scaled ulp farther from f64 than the contract \(limit 5\)", trace.detail)
+    assert trace.state_ulp[0] > 100
+    assert max(trace.state_ulp) > 2 * trace.state_ulp[0]
+
+
+def test_a_fault_at_step_49_is_found(tmp_path: Path) -> None:
+    """A short canary passes; the chain names the step, the slot and the sequence."""
+    case = state_case("gdn.recurrent", state_file(tmp_path), sequences=3)
+
+    def late(number: int, inputs: Any) -> Any:
+        outputs = right(case)(number, inputs)
+        if number == 48:
+            outputs["ssm_state"][owned(inputs)[1], 0, 5, 7] *= np.float32(1 + 2**-23)
+        return outputs
+
+    trace = followed(case, 60, KERNEL, late)
+    assert (trace.status, trace.differs) == ("FAIL", 49)
+    assert re.match(r"step 49: row \d \(slot \d, sequence 1 \(captured state 1\)\) of ssm_state: 1 flips, [12] ulp", trace.detail)
+
+
+def test_fresh_does_not_feed_back(tmp_path: Path) -> None:
+    """Under ``fresh`` every step's error is that of one step."""
+    case = state_case("gdn.step", state_file(tmp_path), sequences=2)
+    trace = followed(case, 100, KERNEL, right(case), reset="fresh")
+    assert trace.status == "BOUNDED"
+    assert max(trace.state_ulp) < 4 < max(followed(case, 100, KERNEL, right(case)).state_ulp)
+
+
+def test_poison_shows_who_reads_a_neighbour(tmp_path: Path) -> None:
+    """A kernel that adds nothing times its neighbour's state is right under ``chain``, and not under ``poison``."""
+    case = state_case("gdn.recurrent", state_file(tmp_path), sequences=2)
+
+    def reads(number: int, inputs: Any) -> Any:
+        outputs = right(case)(number, inputs)
+        free = next(s for s in range(len(inputs["ssm_state"])) if s not in inputs["slots"])
+        outputs["ssm_state"][owned(inputs)] += 0 * inputs["ssm_state"][free]
+        return outputs
+
+    assert followed(case, 5, KERNEL, right(case), reset="poison").status == "BOUNDED"
+    assert followed(case, 5, KERNEL, reads).status == "BOUNDED"
+    assert followed(case, 5, KERNEL, reads, reset="poison").detail.startswith("step 1: a state is not finite")
+
+
+def test_an_f16_state_that_overflows_is_named(tmp_path: Path) -> None:
+    """Right to the bit and of no use: the chain ends at the step, and a run tells it beside the grade."""
+    states = np.full((2, 4, 64, 64), 6e4, np.float16)
+    states[0] = 1
+    file = state_file(tmp_path, sequences=2, modes={"ssm_state": "f16"}, ssm_state=states)
+    case = state_case("gdn.recurrent", file, sequences=2, ssm_state="f16")
+    trace = followed(case, 3, KERNEL, right(case))
+    assert (trace.status, trace.detail) == ("OVERFLOWED", "step 1: a state is not finite in f16")
+    outcome = judge_here("eager:gdn.recurrent", case)
+    assert isinstance(outcome, Exact)
+    assert outcome.grade == "BITWISE"
+    assert re.match(r"f16 overflowed in 1 states, first slot \d, sequence 1 \(captured state 1\)", outcome.detail)
+
+
+KERNELS = """
+import os
+from replay.kernels.eager_gdn import prepare_recurrent
+from replay.model import Kernel
+
+def counted(problem, at, wrong):
+    right, seen = prepare_recurrent(problem, {}), [0]
+    def run(t):
+        right(t)
+        seen[0] += 1
+        if seen[0] == at:
+            wrong(t)
+    return run
+
+def late(problem, weights):
+    return counted(problem, 12, lambda t: t["core_attn_out"].mul_(-1))
+
+def dies(problem, weights):
+    return counted(problem, 7, lambda t: os.kill(os.getpid(), 11))
+
+def raises(problem, weights):
+    return counted(problem, 3, lambda t: 1 / 0)
+
+def swells(problem, weights):
+    return counted(problem, 9, lambda t: t["ssm_state"].fill_(float("inf")))
+
+KERNELS = [Kernel(id=f"mine:gdn.recurrent:{n}", prepare=f":{n}") for n in ("late", "dies", "raises", "swells")]
+"""
+
+
+def test_children_that_end_badly_cost_their_own_chain(cli: Cli, tmp_path: Path) -> None:
+    """A late fault, a crash, an exception and an overflow each at its step; the honest go to the end; a page with its curves."""
+    (tmp_path / "mine.py").write_text(KERNELS)
+    done = cli(
+        "chain", "--state", "qwen36-states-generated", "--route-layer-regex", r"\.0\.", "--stage", "gdn.recurrent", "--load",
+        "mine.py", "--steps", 20, "-o", "found",
+    )  # fmt: skip
+    assert done.returncode == 1, done.stderr
+    curves = {c["kernel"]: c for c in json.loads((tmp_path / "found" / "chain.json").read_text())["curves"]}
+    ended = {name.removeprefix("mine:gdn.recurrent:"): (c["status"], len(c["state_ulp"])) for name, c in curves.items()}
+    assert ended == {
+        "the contract (f32 oracle)": ("BOUNDED", 20), "eager:gdn.recurrent": ("BOUNDED", 20),
+        "sycl:gdn.recurrent:heads": ("BOUNDED", 20), "late": ("FAIL", 20), "dies": ("CRASHED", 6), "raises": ("CRASHED", 2),
+        "swells": ("OVERFLOWED", 8),
+    }  # fmt: skip
+    assert "step 12: row 0 (token 0 of sequence 0" in curves["mine:gdn.recurrent:late"]["detail"]
+    assert "signal SIGSEGV" in done.stdout
+    assert "inputs of 8 captured, the others drawn" in done.stdout
+    assert cli("report", "found").returncode == 0
+    page = (tmp_path / "found" / "report.html").read_text()
+    assert len(set(re.findall(r'id="curve-L0-gdn\.recurrent-\d+"', page))) == 7
+    assert '<tr class="red"><td>mine:gdn.recurrent:late</td><td>to step 11</td>' in page
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("--stage", "gdn.conv"), "--stage: name: expected gdn.recurrent or gdn.step, which have a state to feed back, got gdn.conv"),
+        (("--max-scaled-ulp", "nan"), "--max-scaled-ulp: value: expected a number of 0 or more, got nan"),
+        (("--steps", "0"), "b70-replay chain: Invalid value for '--steps': 0 is not in the range 1<=x<=1000000."),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_chained_is_refused(cli: Cli, words: tuple[str, ...], told: str, tmp_path: Path) -> None:
+    """One line, exit 2, nothing written."""
+    done = cli("chain", "--state", "qwen36-states-generated", *words)
+    assert (done.returncode, done.stderr) == (2, told + "\n")
+    assert not (tmp_path / "runs").exists()
