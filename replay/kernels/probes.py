@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import torch
 
 CALLS_BYTES = 64 << 20  # a timing of a small buffer makes as many calls as move this much
+WAKING_BYTES = 256 << 10
 HOT_BYTES = (256 << 10, 1 << 20, 4 << 20)
 
 
@@ -53,6 +54,22 @@ def probes(device: Device, nbytes: int) -> Iterator[Probe]:
 
         yield from peak.probes(device)
         yield from bandwidth.small(device, [_buffer(device, size) for size in _hot_sizes(device)])
+
+
+def waker(device: Device) -> Callable[[], None]:
+    """A little work for every thread that kernels on a CPU are run by, torch's and SYCL's."""
+    to, source = _buffer(device, WAKING_BYTES), _buffer(device, WAKING_BYTES)
+    work = [_copy(to, source)]
+    if _runs_sycl(device):
+        from replay.kernels.sycl import bandwidth
+
+        work.append(next(bandwidth.small(device, [source])).call)
+
+    def wake() -> None:
+        for call in work:
+            call()
+
+    return wake
 
 
 def memory(device: Device, nbytes: int) -> Iterator[Probe]:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 # A bigger ring gains nothing once it passes the cache three times, and every table copy is prepared on its own.
 MAX_TABLES = 256
 HOT_RING, HOT_RING_ACCELERATOR = 64, 256
+WARM_SHARE = 4  # of the last-level cache, what warm bindings may hold
 LEAST_RING = 8  # of bindings that hold what is cold
 
 
@@ -114,8 +115,10 @@ class Ring:
         table = max((t for t in inputs.values() if isinstance(t, ExpertRows)), key=lambda t: t.total, default=None)
         self.copies, self.sets, self.set_bytes = 1, 1, 0
         self.flushed = cache == "cold-all"
-        # An accelerator's span takes many calls; on a CPU one that stays where it is does.
-        hot = HOT_RING_ACCELERATOR if arms.device.kind != "cpu" else 1 if cache == "warm" else HOT_RING
+        hot = HOT_RING_ACCELERATOR if arms.device.kind != "cpu" else HOT_RING
+        held = sum(t.nbytes for t in inputs.values() if isinstance(t, np.ndarray))
+        if cache == "warm":  # as many as stay in the cache, so that a span takes more than one short call
+            hot = max(min(hot, arms.device.llc_bytes() // WARM_SHARE // max(held, 1)), 1)
         self.relabel: Any = None
         self.slots: NDArray[Any] | None = None
         goal = 0 if cache == "warm" else CACHE_PASSES * arms.device.llc_bytes()
@@ -124,7 +127,6 @@ class Ring:
             # that; the ring then need not pass them, and holds no more than that in all.
             cold = bool(goal) and stage.work(case.problem, inputs).read_bytes > 0
             self.flushed = self.flushed or cold
-            held = sum(t.nbytes for t in inputs.values() if isinstance(t, np.ndarray))
             count = min(max(goal // held, LEAST_RING), hot) if cold else hot
             self.bindings = [arms.binding(inputs, {}) for _ in range(count)]
             return

@@ -77,7 +77,9 @@ class Clock(Protocol):
 
 def clock_of(device: Device, telemetry: Telemetry | None = None) -> Clock:
     """The clock of a device."""
-    return HostClock(telemetry) if device.kind == "cpu" else StreamClock(device, telemetry)
+    from replay.kernels.probes import waker
+
+    return HostClock(telemetry, waker(device)) if device.kind == "cpu" else StreamClock(device, telemetry)
 
 
 def _mhz(telemetry: Telemetry | None) -> int | None:
@@ -85,16 +87,18 @@ def _mhz(telemetry: Telemetry | None) -> int | None:
 
 
 class HostClock:
-    """For work that is done when the call returns."""
+    """For work that is done when the call returns. ``wake`` puts the threads to work that do it: they sleep when they find
+    nothing to do, and to wake them takes longer than many a kernel."""
 
     least_ns = LEAST_HOST_NS
 
-    def __init__(self, telemetry: Telemetry | None = None) -> None:
-        self.telemetry = telemetry
+    def __init__(self, telemetry: Telemetry | None = None, wake: Work = _nothing) -> None:
+        self.telemetry, self.wake = telemetry, wake
 
     def span(self, work: Work, lead_ns: int = 0, start: Work = _nothing, stop: Work = _nothing) -> Span:
         """Nothing is queued, so there is nothing to lead with."""
         start()
+        self.wake()
         begin = host_ns()
         work()
         tracers = _tracers()  # asked before the clock stops, since they can take themselves away behind it
