@@ -134,17 +134,52 @@ inline void advance(float *s, int64_t apart, int dim, const Token &token, const 
   for (int i = 0; i < 16; i++) out[i] = rn_bf16(o[i]);
 }
 
-// One v-head of one sequence. f32 states in [V, K] are changed where they lie, others by way of a block in f32.
+// The 32 partial sums of sixteen rows, a row an element.
+inline f16v folded(f16v *lanes) {
+  for (int half = 16; half > 0; half /= 2)
+    for (int i = 0; i < half; i++) lanes[i] += lanes[i + half];
+  return lanes[0];
+}
+
+// The same sixteen rows where a head's state is [K, V]: they lie beside one another, `dim` apart from k to k.
+inline void advance_columns(float *s, int dim, const Token &token, const uint16_t *v, uint16_t *out) {
+  f16v lanes[32], values;
+  for (int i = 0; i < 16; i++) values[i] = bf16_to_f32(v[i]);
+  for (int i = 0; i < 32; i++) lanes[i] = 0.0f;
+  for (int k = 0; k < dim; k += 32)
+    for (int i = 0; i < 32; i++) lanes[i] += load16(s + (k + i) * dim) * token.g * token.k[k + i];
+  f16v d = (values - folded(lanes)) * token.beta;
+  for (int i = 0; i < 32; i++) lanes[i] = 0.0f;
+  for (int k = 0; k < dim; k += 32)
+    for (int i = 0; i < 32; i++) {
+      f16v x = load16(s + (k + i) * dim) * token.g + d * token.k[k + i];
+      store16(s + (k + i) * dim, x);
+      lanes[i] += x * token.q[k + i];
+    }
+  f16v o = folded(lanes);
+  for (int i = 0; i < 16; i++) out[i] = rn_bf16(o[i]);
+}
+
+// Every element of sixteen rows of V from `v` on: its place in a block [16, K] and in the head's state, the latter's neighbours
+// one after another.
+template <class Do> inline void each_of_block(const Gdn &g, int v, Do use) {
+  int dim = g.dim(), outer = g.k_v ? dim : 16, inner = g.k_v ? 16 : dim;
+  for (int i = 0; i < outer; i++)
+    for (int j = 0; j < inner; j++) {
+      int row = g.k_v ? j : i, k = g.k_v ? i : j;
+      use(row * dim + k, state_at(g, v + row, k));
+    }
+}
+
+// One v-head of one sequence. f32 states are changed where they lie, others by way of a block in f32.
 inline void head_cpu(const Gdn &g, const Recurrence &r, void *state, int first, int last, int head) {
   int dim = g.dim(), k_head = g.k_head(head);
-  bool in_place = g.state_type == state_f32 && !g.k_v;
+  bool in_place = g.state_type == state_f32;
   float block[16 * most_dim];
   Token token;
   for (int v = 0; v < dim; v += 16) {
-    float *s = in_place ? static_cast<float *>(state) + (int64_t(v) << g.shift) : block;
-    if (!in_place)
-      for (int i = 0; i < 16; i++)
-        for (int k = 0; k < dim; k++) block[i * dim + k] = load_state(state, state_at(g, v + i, k), g.state_type);
+    float *s = in_place ? static_cast<float *>(state) + state_at(g, v, 0) : block;
+    if (!in_place) each_of_block(g, v, [&](int at, int64_t from) { block[at] = load_state(state, from, g.state_type); });
     for (int t = first; t < last; t++) {
       const uint16_t *row = r.qkv + int64_t(t) * g.channels();
       if (v == 0 || last - first > 1) {
@@ -152,12 +187,12 @@ inline void head_cpu(const Gdn &g, const Recurrence &r, void *state, int first, 
         token.g = r.decayed(g, t, head);
         token.beta = r.beta(g, t, head);
       }
-      advance(s, dim, dim, token, row + 2 * g.keys() + (head << g.shift) + v,
-              r.out + int64_t(t) * g.values() + (head << g.shift) + v);
+      const uint16_t *value = row + 2 * g.keys() + (head << g.shift) + v;
+      uint16_t *out = r.out + int64_t(t) * g.values() + (head << g.shift) + v;
+      if (in_place && g.k_v) advance_columns(s, dim, token, value, out);
+      else advance(s, dim, dim, token, value, out);
     }
-    if (!in_place)
-      for (int i = 0; i < 16; i++)
-        for (int k = 0; k < dim; k++) store_state(state, state_at(g, v + i, k), g.state_type, block[i * dim + k]);
+    if (!in_place) each_of_block(g, v, [&](int at, int64_t to) { store_state(state, to, g.state_type, block[at]); });
   }
 }
 

@@ -50,8 +50,9 @@ def command(steps: int, reset: str, max_scaled_ulp: float, output: Path | None, 
 
     asked = Asked(
         **{k: options[k] for k in ("capture", "route_layer_regex", "route_start_indices", "kernels", "load", "device", "model")},
-        **{k: options[k] for k in ("tp", "timeout", "seed")},
-        stages=options["stages"] or STAGES, max_cases=options["max_cases"] or 1,
+        **{k: options[k] for k in ("tp", "timeout", "seed", "case_ids")},
+        stages=options["stages"] or (() if options["case_ids"] else STAGES),
+        max_cases=options["max_cases"] or (None if options["case_ids"] else 1),
         route_windows=parse_windows(options["route_window_size"]), modes=parse_modes(options["modes"]), processes=1,
     )  # fmt: skip
     plan = make_plan(asked)

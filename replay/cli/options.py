@@ -19,6 +19,7 @@ _OPTIONS = (
     click.option("--max-cases", type=click.IntRange(1), help="At most this many cases a layer and window."),
     click.option("--stage", "stages", multiple=True, help="Stages by name or glob. [moe.* or gdn.*]"),
     click.option("--kernel", "kernels", multiple=True, help="Kernels by id or glob. [all]"),
+    click.option("--case", "case_ids", multiple=True, help="Replay exactly this case."),
     click.option("--load", multiple=True, metavar="FILE.py", help="Register the KERNELS of a Python file."),
     click.option("--device", default="cpu", show_default=True, help="cpu, xpu[:N] or cuda[:N]."),
     click.option("--model", help="Geometry preset, where the capture has no manifest. [qwen36]"),

@@ -20,7 +20,6 @@ PROCESSES = 8  # with 30 blocks: nine in ten true differences of 1 % are found (
 @click.option("--route-stage-regex", help="Keep records of the router stages that match.")
 @click.option("--route-min-num-tokens", type=click.IntRange(1), help="Keep records of at least this many tokens.")
 @click.option("--route-max-num-tokens", type=click.IntRange(1), help="Keep records of at most this many tokens.")
-@click.option("--case", "case_ids", multiple=True, help="Replay exactly this case.")
 @click.option("--baseline", help="Kernel to compare with. [the stage's first]")
 @click.option("--cache", type=click.Choice(["warm", "cold-weights", "cold-all"]), default="cold-weights", show_default=True)
 @click.option(

@@ -18,7 +18,8 @@ def text(chain: Chain, *, markdown: bool = False) -> str:
     parts = []
     for title, curves in tables(chain):
         parts += [("### " if markdown else "") + title, tabulate(
-            [cells(c, chain) for c in curves], heads(chain), tablefmt=style, disable_numparse=True), ""]  # fmt: skip
+            [cells(c, chain) for c in curves], heads(chain), tablefmt=style, disable_numparse=True),
+            *(f"reproduce: {c.reproduce}" for c in curves if c.reproduce), ""]  # fmt: skip
     return "\n".join([*parts, *notes(chain)])
 
 
@@ -68,10 +69,7 @@ def page(chain: Chain, folder: str) -> str:
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("replay.results"), undefined=jinja2.StrictUndefined, autoescape=True
     )
-    shown = [
-        (title, [(cells(c, chain), c.status not in ("BOUNDED", "UNAVAILABLE")) for c in curves], picture(curves, chain))
-        for title, curves in tables(chain)
-    ]
+    shown = [(title, [(cells(c, chain), c.reproduce) for c in curves], picture(curves, chain)) for title, curves in tables(chain)]
     return environment.get_template("chain.html.j2").render(
         chain=chain, folder=folder, heads=heads(chain), tables=shown, notes=notes(chain)
     )

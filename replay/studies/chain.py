@@ -4,6 +4,7 @@ The kernels of a case take their steps beside one another, each in a child of it
 contract (the f32 oracle) and f64 take the same steps on the same inputs, and whatever a child sends is held against both.
 """
 
+import shlex
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -44,7 +45,7 @@ class Curve(Value, frozen=True, kw_only=True):
     """One kernel on one case: after each step the largest error of the states and of the output against f64, in ulp of their
     dtype at what was reduced (semantics: WITHIN_ULP), and how it ended. ``differs``: the first step without the contract's
     bits, where a ``budgeted`` kernel's sums are not looked at. ``farther``: by how much at most it was farther from f64 than
-    the contract at the same step."""
+    the contract at the same step. ``reproduce``: the command that shows again what is wrong with it."""
 
     case: str
     layer: str
@@ -57,6 +58,7 @@ class Curve(Value, frozen=True, kw_only=True):
     differs: int | None = None
     budgeted: bool = False
     farther: float = 0.0
+    reproduce: str | None = None
 
 
 class Chain(Value, frozen=True, kw_only=True):
@@ -106,13 +108,15 @@ class Trace:
         """It takes no further step."""
         self.status, self.detail = status, detail
 
-    def curve(self) -> Curve:
+    def curve(self, plan: Plan, limits: Limits) -> Curve:
         """As it is kept."""
         case = self.case.id
+        red = self.kernel and self.status not in ("BOUNDED", "UNAVAILABLE", "INTERRUPTED")
         return Curve(
             case=str(case), layer=case.source.layer, kernel=self.name, dtype=self.dtype, state_ulp=tuple(self.state_ulp),
             out_ulp=tuple(self.out_ulp), status=self.status, detail=self.detail, differs=self.differs,
             budgeted=self.kernel is not None and self.kernel.budgeted, farther=self.farther,
+            reproduce=_reproduction(plan, limits, str(case), self.name) if red else None,
         )  # fmt: skip
 
 
@@ -148,6 +152,16 @@ def states(case: Case, first: Tensors, table: Any) -> NDArray[np.float32]:
     """The states that sequences own, [N, Hv, V, K] in f32, as a table holds them."""
     held = widen(np.asarray(table)[owned(first)])
     return held if case.problem.mode("state_layout") == "v_k" else held.swapaxes(2, 3)
+
+
+def _reproduction(plan: Plan, limits: Limits, case: str, kernel: str) -> str:
+    """The command that shows one arm again."""
+    file = next(k.file for k in plan.kernels if k.id == kernel)
+    words = ["b70-replay", "chain", "--state", plan.capture_path, "--case", case, "--kernel", kernel]
+    words += ["--load", file] if file else []
+    words += ["--device", plan.device] if plan.device != "cpu" else []
+    words += ["--steps", str(limits.steps), "--reset", limits.reset, "--max-scaled-ulp", f"{limits.max_scaled_ulp:g}"]
+    return shlex.join(words)
 
 
 # ---------------------------------------------------------------- errors
@@ -227,7 +241,7 @@ def study(plan: Plan, limits: Limits, identity: dict[str, Any], progress: Progre
                 trace.end("MISTRUSTED", why)
             traces.append(trace)
         went_on = _follow(case, traces, plan, limits, captured, progress)
-        curves += [trace.curve() for trace in traces]
+        curves += [trace.curve(plan, limits) for trace in traces]
         if not went_on:
             break
     return Chain(

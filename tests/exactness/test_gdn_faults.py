@@ -93,7 +93,7 @@ def test_the_budget_is_for_other_orders_and_no_more(tmp_path: Path, monkeypatch:
     outcome = judge_here("eager:gdn.recurrent", case)
     assert isinstance(outcome, Exact), outcome
     assert outcome.grade == "WITHIN_ULP"
-    assert "other_order_of_sums" in outcome.detail
+    assert "own_gates_and_order" in outcome.detail
     with monkeypatch.context() as patched:
         patched.setattr(eager_gdn, "sigmoid", lambda x: SIGMOID(x).bfloat16().float())
         assert isinstance(judge_here("eager:gdn.recurrent", case), Inexact)

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -177,6 +178,10 @@ def test_children_that_end_badly_cost_their_own_chain(cli: Cli, tmp_path: Path) 
     }  # fmt: skip
     assert "step 12: row 0 (token 0 of sequence 0" in curves["mine:gdn.recurrent:late"]["detail"]
     assert "signal SIGSEGV" in done.stdout
+    again = next(line for line in done.stdout.splitlines() if line.startswith("reproduce: ") and ":swells" in line)
+    redone = cli(*shlex.split(again)[2:])
+    assert redone.returncode == 1
+    assert "OVERFLOWED: step 9: a state is not finite in f32" in redone.stdout
     assert "inputs of 8 captured, the others drawn" in done.stdout
     assert cli("report", "found").returncode == 0
     page = (tmp_path / "found" / "report.html").read_text()
