@@ -43,7 +43,7 @@ test: venv lint ## everything that must hold; about 12 minutes
 isa: venv ## hold every SYCL kernel to the B70's machine code (needs ocloc: OCLOC=… or on the PATH); half a minute
 	@$(BIN)/python -m replay.kernels.sycl.isa
 
-fuzz-exact: venv ## 1000 random cases a stage through every kernel; about 6 minutes
+fuzz-exact: venv ## 1000 random cases a stage through every kernel; about 8 minutes
 	@$(BIN)/python -m tests.fuzz.fuzz_exact $(CASES)
 
 mutate-oracle: venv ## one change at a time in every oracle must turn the suite red; about 6 minutes
@@ -53,8 +53,9 @@ simulate-timing: venv ## the statistics on times whose truth is known: false cla
 	@$(BIN)/python -m tests.timing.simulate $(CLAIMS)
 
 # An environment of its own, since it holds vLLM: see docs/moe.md.
-bench-peers: ## our MoE layers beside vLLM's on a CPU: PEERS_PYTHON=/path/to/python; about a minute
+bench-peers: ## our MoE layers and GDN recurrence beside vLLM's on a CPU: PEERS_PYTHON=/path/to/python; two minutes
 	@PYTHONPATH=. $(PEERS_PYTHON) bench/self/peers.py
+	@PYTHONPATH=. $(PEERS_PYTHON) bench/self/gdn_peers.py
 
 soak-resume: venv ## kill a run at twenty moments and resume it (1 in make test); about 3 minutes
 	@B70_KILLS=20 $(BIN)/python -m pytest tests/session/test_resume.py -k moments

@@ -70,6 +70,31 @@ EXACT: dict[str, Told] = {
     ),
 }  # fmt: skip
 
+CHAINS: dict[str, Told] = {
+    "BOUNDED": Told(
+        "`sycl:gdn.step:fused  BITWISE … BOUNDED`",
+        "every step has the contract's bits, or for a budgeted kernel lies within `--max-scaled-ulp` beyond the contract's own "
+        "distance from f64",
+        "read the curve: it must not go on growing",
+    ),
+    "DRIFTED": Told(
+        "`DRIFTED: step 1: 1.2e+04 scaled ulp farther from f64 than the contract (limit 5)`",
+        "a step is farther from f64 than the contract by more than `--max-scaled-ulp`",
+        "look for what is rounded on the way into the state: beta, g, k",
+    ),
+    "OVERFLOWED": Told(
+        "`OVERFLOWED: step 9: a state is not finite in f16`",
+        "a state or an output is inf or NaN where f64 is finite; the contract's own line says whether any kernel could do better",
+        "another state dtype, or whatever was read that must not be (`--reset poison`)",
+    ),
+    "FAIL": Told(
+        "`FAIL: step 49: row 3 (slot 3, sequence 1 …) of ssm_state: 1 flips, 2 ulp …`",
+        "a step has not the contract's bits, or wrote where it must not",
+        "run the `reproduce` line; `run` judges the same kernel on one step",
+    ),
+    "INTERRUPTED": Told("`INTERRUPTED: after step 312`", "Ctrl-C; what was found by then is kept", "run it again"),
+}  # fmt: skip
+
 VERDICTS: dict[str, Told] = {
     "BASELINE": Told("`BASELINE`", "the others are compared with this one", "`--baseline` names another"),
     "FASTER": Told("`−74 % [−75, −73]  FASTER`", "the 95 % interval excludes zero, and it is not SAME", "`promote`"),
@@ -126,7 +151,7 @@ FLAGS: dict[str, Told] = {
 
 EXITS: dict[int, str] = {
     0: "all well",
-    1: "a kernel was wrong, crashed or was mistrusted; a promotion of one",
+    1: "a kernel was wrong, crashed or was mistrusted, or drifted in a chain; a promotion of one",
     2: "bad input or usage; nothing was lost",
     3: "`--require` met no verdict, or `--require exact` a grade within a budget; a promotion without a verdict",
     4: "slower than required",
@@ -148,6 +173,10 @@ def page() -> str:
             "What stands under `verdict`, with (QUICK) behind it where the run had fewer than five processes or thirty blocks:",
             "",
             *_table(("verdict", "the line", "meaning", "what to do"), _rows(VERDICTS)),
+            "",
+            "What stands under `result` in a chain, beside MISTRUSTED, CRASHED, TIMEOUT, DEVICE_LOST and UNAVAILABLE as above:",
+            "",
+            *_table(("result", "the line", "meaning", "what to do"), _rows(CHAINS)),
             "",
             "Reasons behind a verdict:",
             "",

@@ -7,6 +7,7 @@ import pytest
 
 from replay import statuses, verdict
 from replay.model import Exact, Inexact, NotRun, Verdict
+from replay.studies.chain import Curve
 from tests.conftest import ROOT
 
 
@@ -24,6 +25,7 @@ def test_every_status_and_label_is_told() -> None:
     """None more, none less than the types allow."""
     assert set(statuses.EXACT) == literals(Exact, "grade") | literals(Inexact, "status") | literals(NotRun, "status")
     assert set(statuses.VERDICTS) == literals(Verdict, "label")
+    assert literals(Curve, "status") == set(statuses.CHAINS) | (literals(Curve, "status") & set(statuses.EXACT))
 
 
 @pytest.mark.parametrize("flag", statuses.FLAGS)

@@ -8,6 +8,7 @@ padding rows.
 """
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from replay.kernels import eager_gdn
@@ -37,7 +38,7 @@ def split(problem: Problem, qkv: "torch.Tensor") -> "tuple[torch.Tensor, torch.T
     """qkv [T, conv_dim] → q, k [T, Hk, K], v [T, Hv, V], as views."""
     g = problem.geometry
     width = g.k_heads * g.head_dim
-    q, k, v = qkv.split([width, width, g.v_heads * g.head_dim], dim=1)
+    q, k, v = qkv[:, :width], qkv[:, width : 2 * width], qkv[:, 2 * width :]
     return q.view(-1, g.k_heads, g.head_dim), k.view(-1, g.k_heads, g.head_dim), v.view(-1, g.v_heads, g.head_dim)
 
 
@@ -120,7 +121,7 @@ def main(batches: tuple[int, ...] = (1, 8, 32), blocks: int = 60) -> None:
     ours = registered()["sycl:gdn.recurrent:heads"]
     rows = []
     for batch in batches:
-        arms = {}
+        arms: dict[str, list[Callable[[], None]]] = {}
         for name, prepare, layout in (("vllm cpu", prepare_vllm, "k_v"), (ours.id, None, "v_k"), (ours.id + " k_v", None, "k_v")):
             asked = Asked(
                 capture="qwen36-states-generated", route_layer_regex=r"layers\.0\.", stages=("gdn.recurrent",), max_cases=1,
@@ -130,13 +131,14 @@ def main(batches: tuple[int, ...] = (1, 8, 32), blocks: int = 60) -> None:
             held = Arms(Device("cpu"))
             binding = held.binding(held.begin(case), {})
             run = prepare(case.problem, {}) if prepare else held.prepare(ours, {})
-            arms[name] = [lambda run=run, t=binding.tensors: run(t)]  # type: ignore[misc]  # bound now
+            arms[name] = [partial(run, binding.tensors)]
         times = time_arms(arms, blocks, 7)
         for name, values in times.items():
             us = median_interval(values)
             ratio = percent(median_interval(times["vllm cpu"] / values))
             rows.append([batch, name, f"{us.mid:.0f} [{us.lo:.0f}, {us.hi:.0f}]", ratio])
-    print(tabulate(rows, ["sequences", "arm", "time µs [95 %]", "vLLM's time / this one's"], tablefmt="github", disable_numparse=True))
+    heads = ["sequences", "arm", "time µs [95 %]", "vLLM's time / this one's"]
+    print(tabulate(rows, heads, tablefmt="github", disable_numparse=True))
 
 
 if __name__ == "__main__":

@@ -27,6 +27,14 @@ assert work["read_bytes"] == work["write_bytes"] == 8 * 128 * 128 * 4, work
 PY
 say "conv, recurrence and step: seven kernels BITWISE and timed, floors of the states that they read and write"
 
+# A thousand steps of the recurrence, states fed back.
+b70-replay chain --state qwen36-states-generated --route-layer-regex 'layers\.0\.' --stage gdn.recurrent --kernel 'sycl:*' \
+  --steps 1000 -o chain >chain.txt
+grep -qE '^sycl:gdn.recurrent:heads +BITWISE .* BOUNDED$' chain.txt
+grep -qE '^the contract .* BOUNDED$' chain.txt
+grep -q 'inputs of 8 captured, the others drawn' chain.txt
+say "a chain of 1000 steps: bits kept, bounded against f64"
+
 for wrong in "--route-stage-regex router" "--stage moe.gemm1" "--mode l2norm=none"; do
   code=0
   # shellcheck disable=SC2086  # words of one option

@@ -11,27 +11,30 @@ import numpy as np
 from replay.devices import Device
 from replay.model import Exact
 from replay.session.arms import Arms
-from tests.fuzz.strata import MOE, Random, check, draw, kernels_of, missing_strata
+from tests.fuzz import gdn_strata, strata
+from tests.fuzz.gdn_strata import GDN
+from tests.fuzz.strata import MOE, Random, check, kernels_of
 
 
 def main(cases: int) -> int:
     """Run and print one line a stage; 1 where a kernel was wrong or a stratum was missed."""
     bad = 0
-    for number, stage in enumerate(MOE):
+    for number, stage in enumerate((*MOE, *GDN)):
+        family = strata if stage in MOE else gdn_strata
         choices = Random(np.random.Generator(np.random.Philox(key=[cases, number])))
         seen: Counter[str] = Counter()
         kernels = kernels_of(stage)
         for index in range(cases):
             if index % 100 == 0:
                 arms = Arms(Device("cpu"))  # tables of a hundred geometries are enough to keep
-            drawn = draw(choices, stage)
+            drawn = family.draw(choices, stage)
             seen.update(drawn.strata)
             for kernel in kernels:
-                outcome = check(arms, kernel, drawn)
+                outcome = check(arms, kernel, drawn, family.special)
                 if not isinstance(outcome, Exact):
                     bad += 1
                     print(f"RED {kernel.id} {drawn.case.id} ({drawn.values}): {outcome.detail}")
-        lacking = missing_strata(seen, stage, max(cases // 50, 1))
+        lacking = [name for name in family.wanted(stage) if seen[name] < max(cases // 50, 1)]
         bad += len(lacking)
         counts = ", ".join(f"{name} {seen[name]}" for name in sorted(seen) if not name[0].isdigit() or "expert" in name)
         print(

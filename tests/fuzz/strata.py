@@ -1,7 +1,6 @@
 """Random MoE cases in named strata, so that a count can say what was covered."""
 
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -21,6 +20,7 @@ from tests.conftest import SMALL
 MOE = tuple(name for name in STAGES if name.startswith("moe."))
 
 T = TypeVar("T")
+Special = Callable[[dict[str, Any], str], dict[str, Any]]
 
 SIZES = {
     "hidden": (32, 64, 96, 100, 160, 257, 320),
@@ -157,8 +157,9 @@ def special(inputs: dict[str, Any], values: str) -> dict[str, Any]:
     return changed
 
 
-def check(arms: Arms, kernel: Kernel, drawn: Drawn) -> Exact | Inexact:
-    """Judge one kernel on one drawn case in this process, on contiguous and on strided inputs."""
+def check(arms: Arms, kernel: Kernel, drawn: Drawn, special: Special = special) -> Exact | Inexact:
+    """Judge one kernel on one drawn case in this process, on contiguous and on strided inputs; ``special`` changes them as the
+    draw says."""
     case, stage = drawn.case, STAGES[drawn.case.problem.stage]
     inputs = special(arms.begin(case), drawn.values)
     want = stage.expected(case.problem, inputs)
@@ -179,7 +180,6 @@ def kernels_of(stage: str) -> list[Kernel]:
     return [k for k in registered().values() if k.stage == stage and "cpu" in k.devices]
 
 
-def missing_strata(seen: Counter[str], stage: str, least: int) -> list[str]:
-    """The strata that were met fewer than ``least`` times; route and remap have no values to change."""
-    wanted = [name for name in WANTED if name not in VALUES] if stage in ("moe.route", "moe.remap") else WANTED
-    return [name for name in wanted if seen[name] < least]
+def wanted(stage: str) -> tuple[str, ...]:
+    """The strata that a stage's cases can be of; route and remap have no values to change."""
+    return tuple(name for name in WANTED if name not in VALUES) if stage in ("moe.route", "moe.remap") else WANTED
