@@ -14,21 +14,14 @@ import numpy as np
 
 from replay.captures.manifest import Capture
 from replay.captures.routes import Batch, read_batches
-from replay.captures.select import Select, chosen_starts, compiled
+from replay.captures.select import Select, chosen_starts, compiled, layer_label
 from replay.errors import InputError
 from replay.model import Case, CaseId, Geometry, Problem, Routes, Source
 
 # `router` repeats what the apply stages record; where a capture holds several, one is replayed: the first of these.
 STAGE_PREFERENCE = ("quark_int8_apply", "modular_apply", "router", "runner_pre_monolithic")
-_LAYER = re.compile(r"(?:language_model\.)?model\.layers\.(\d+)\.mlp(?:\.experts)?$")
 
 ProblemFor = Callable[[Geometry, int], Problem]
-
-
-def layer_label(name: str) -> str:
-    """``L9`` for the layer name of a main model; any other name as it is, so that a draft model's layer 0 stays apart."""
-    match = _LAYER.match(name)
-    return f"L{match[1]}" if match else name.replace("/", "_")
 
 
 def cases(capture: Capture, select: Select, geometry: Geometry, problem_for: ProblemFor, seed: int) -> Iterator[Case]:

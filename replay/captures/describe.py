@@ -8,10 +8,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from replay.captures.cases import layer_label
 from replay.captures.manifest import Capture
 from replay.captures.routes import read_batches
-from replay.captures.states import layer_label as state_layer
+from replay.captures.select import layer_label
 from replay.captures.states import open_states
 
 
@@ -107,4 +106,4 @@ def summarise_states(path: Path) -> Iterator[list[str]]:
         table = file.caches.get(name)
         of = f"{list(table.shape)} by {list(table.stride)} + {table.storage_offset}" if table else ""
         ends = [f"{end:.4g}" for end in (values.min(), values.max())] if values.size else ["", ""]
-        yield [state_layer(file.layer), name, file.dtype(name), str(list(array.shape)), of, *ends]
+        yield [layer_label(file.layer), name, file.dtype(name), str(list(array.shape)), of, *ends]

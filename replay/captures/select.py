@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from replay.errors import InputError
 
 DEFAULT_STARTS = 16
+_LAYER = re.compile(r"(?:language_model\.)?model\.layers\.(\d+)\.(?:mlp(?:\.experts)?|linear_attn)$")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,6 +20,12 @@ class Select:
     min_num_tokens: int | None = None
     max_num_tokens: int | None = None
     max_cases: int | None = None
+
+
+def layer_label(name: str) -> str:
+    """``L9`` for the layer name of a main model; any other name as it is, so that a draft model's layer 0 stays apart."""
+    match = _LAYER.match(name)
+    return f"L{match[1]}" if match else name.replace("/", "_")
 
 
 def parse_starts(text: str, rows: int, window: int) -> list[int]:

@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from replay.captures.manifest import Capture
-from replay.captures.select import Select, chosen_starts, compiled
+from replay.captures.select import Select, chosen_starts, compiled, layer_label
 from replay.errors import InputError
 from replay.model import Case, CaseId, Geometry, Sequence, Source, States
 
@@ -208,13 +208,6 @@ def check_capture(capture: Capture, geometry: Geometry) -> None:
 
 
 # ---------------------------------------------------------------- cases
-
-
-def layer_label(name: str) -> str:
-    """``L0`` for ``model.layers.0.linear_attn``; any other name as it is."""
-    parts = name.split(".")
-    number = parts[parts.index("layers") + 1] if "layers" in parts[:-1] else ""
-    return f"L{number}" if number.isdigit() else name.replace("/", "_")
 
 
 def cases(capture: Capture, select: Select, geometry: Geometry, problem_for: Any, seed: int) -> Iterator[Case]:

@@ -149,6 +149,7 @@ def _selected_cases(asked: Asked, capture: Capture) -> list[Case]:
     if strange := [s.name for s in stages if not s.name.startswith(own)]:
         raise InputError("--stage", "name", f"a stage of {own}.*, since {capture.name} holds {capture.holds}", strange[0])
     check_modes(stages, asked.modes)
+    check_modes([s for s in STAGES.values() if s.name.startswith(own)], capture.modes, asked.capture or "")
     select = Select(
         layer_regex=asked.route_layer_regex, stage_regex=asked.route_stage_regex,
         start_indices=asked.route_start_indices, windows=asked.route_windows, max_cases=asked.max_cases,

@@ -35,9 +35,10 @@ def problem_for(stage: Stage, geometry: Geometry, rows: int, chosen: Mapping[str
     return problem
 
 
-def check_modes(stages: list[Stage], chosen: Mapping[str, str]) -> None:
-    """InputError for a mode that none of the stages has."""
+def check_modes(stages: list[Stage], chosen: Mapping[str, str], where: str = "--mode") -> None:
+    """InputError for a mode that none of the stages has; ``where`` it was asked for."""
     known = sorted({name for stage in stages for name in stage.modes})
     for name in chosen:
         if name not in known:
-            raise InputError("--mode", "name", f"one of {', '.join(known) or 'none for these stages'}", repr(name))
+            field = "name" if where == "--mode" else "mode name"
+            raise InputError(where, field, f"one of {', '.join(known) or 'none for these stages'}", repr(name))

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from replay.captures import Select, cases, open_capture
-from replay.captures.cases import find, layer_label
-from replay.captures.select import parse_starts
+from replay.captures.cases import find
+from replay.captures.select import layer_label, parse_starts
 from replay.errors import InputError
 from replay.model import Case, Geometry, Problem
 from tests.captures.test_routes import v1_record, write

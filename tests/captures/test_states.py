@@ -9,9 +9,11 @@ import pytest
 
 from replay.captures import Select, locate, open_capture
 from replay.captures.generate_states import StateModel, draw_layer
-from replay.captures.states import cases, check_capture, check_states, find, layer_label, open_states
+from replay.captures.select import layer_label
+from replay.captures.states import cases, check_capture, check_states, find, open_states
 from replay.errors import InputError
 from replay.model import Geometry, Problem, Sequence
+from tests.conftest import Cli
 from tests.gdn import SMALL, state_file
 
 
@@ -122,6 +124,16 @@ def test_names_of_layers() -> None:
     """The layer's number, or the name as it is."""
     assert layer_label("model.layers.21.linear_attn") == "L21"
     assert layer_label("draft/gdn") == "draft_gdn"
+    assert layer_label("mtp.layers.0.linear_attn") == "mtp.layers.0.linear_attn"
+
+
+def test_a_mode_that_no_stage_has_is_refused(tmp_path: Path, cli: Cli) -> None:
+    """A tag that nothing looks at would be a promise that nobody keeps."""
+    file = state_file(tmp_path, modes={"l2norm_mode": "eps_out"})
+    done = cli("--state", file)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"{file}: mode name: expected one of batch, conv_bias, ")
+    assert done.stderr.endswith("got 'l2norm_mode'\n")
 
 
 def test_the_manifest_is_small() -> None:
