@@ -5,9 +5,10 @@ in between. Each step is written once and serves the stage and every composite.
 """
 
 import ctypes
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from replay.kernels.sycl.launch import device_kind, gathered
 from replay.kernels.sycl.runtime import Program
 from replay.model import Problem
 
@@ -26,7 +27,6 @@ _ITEM_BYTES = 64 << 10  # weights a cpu work-item reads: enough to outweigh its 
 _COMBINE_COLUMNS = 512  # moe_rows.cpp
 _LANES = 256
 _SUB_GROUPS = 4
-_ALIGN = 64  # bytes: a cache line, and the widest vector
 
 i32, i64 = ctypes.c_int32, ctypes.c_int64
 
@@ -366,29 +366,6 @@ def _prepare(step: Callable[[Steps], None]) -> Callable[[Problem, "Weights"], "R
         return run if problem.layout == "contiguous" else lambda tensors: run(gathered(tensors, weights))
 
     return prepare
-
-
-def gathered(tensors: "Mapping[str, torch.Tensor]", left: Container[str]) -> "dict[str, torch.Tensor]":
-    """Contiguous, aligned copies of the inputs that are not: device code reads rows without a stride, in vectors. Those named in
-    ``left`` stay as they are: weights, which are contiguous in every layout, and tables, whose stride a kernel is told."""
-    import torch
-
-    return {
-        n: t
-        if n in left or (t.is_contiguous() and t.data_ptr() % _ALIGN == 0)
-        else t.clone(memory_format=torch.contiguous_format)
-        for n, t in tensors.items()
-    }
-
-
-def device_kind(weights: "Weights") -> str:
-    """The kind of device to launch on: that of the weights; a stage without weights takes what this process began."""
-    import torch
-
-    if weights:
-        return next(iter(weights.values())).device.type
-    began = torch.xpu.is_initialized()  # type: ignore[no-untyped-call]  # torch leaves it untyped
-    return "xpu" if began else "cpu"
 
 
 def _gemm(variant: str, first: bool) -> Callable[[Steps], None]:
