@@ -92,7 +92,6 @@ CHAINS: dict[str, Told] = {
         "a step has not the contract's bits, or wrote where it must not",
         "run the `reproduce` line; `run` judges the same kernel on one step",
     ),
-    "INTERRUPTED": Told("`INTERRUPTED: after step 312`", "Ctrl-C; what was found by then is kept", "run it again"),
 }  # fmt: skip
 
 VERDICTS: dict[str, Told] = {

@@ -57,7 +57,7 @@ ALLOWED = {
         "timing",
         "verdict",
     },
-    "studies": {"errors", "exactness", "kernels", "model", "oracle", "session", "stages", "devices"},
+    "studies": {"errors", "exactness", "identity", "kernels", "model", "oracle", "session", "stages", "devices"},
     "statuses": {"endpoint"},
     "cli": {"errors", "model"},
 }

@@ -7,7 +7,7 @@ import pytest
 
 from replay import statuses, verdict
 from replay.model import Exact, Inexact, NotRun, Verdict
-from replay.studies.chain import Curve
+from replay.studies.curves import Curve
 from tests.conftest import ROOT
 
 

@@ -1,5 +1,7 @@
 """``b70-replay chain``: feed a state back for K steps, and see by how far kernels drift."""
 
+import contextlib
+import math
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,7 +12,7 @@ from replay.cli.options import chosen, parse_modes, parse_windows
 from replay.errors import InputError
 
 if TYPE_CHECKING:
-    from replay.studies.chain import Chain
+    from replay.studies.curves import Chain
 
 STAGES = ("gdn.recurrent", "gdn.step")
 
@@ -38,15 +40,17 @@ def command(steps: int, reset: str, max_scaled_ulp: float, output: Path | None, 
     """
     from replay.session import workers
 
-    if not max_scaled_ulp >= 0:
+    if not 0 <= max_scaled_ulp < math.inf:
         raise InputError("--max-scaled-ulp", "value", "a number of 0 or more", str(max_scaled_ulp))
+    _check_states(options["capture"])
     workers.warm_start()
     from replay.cli.progress import bar
     from replay.results import chain as shown
     from replay.session.folder import identity_now, made
     from replay.session.plan import Asked, make_plan
     from replay.stages import gdn_chain
-    from replay.studies.chain import Limits, encode, study
+    from replay.studies.chain import Limits, study
+    from replay.studies.curves import encode
 
     asked = Asked(
         **{k: options[k] for k in ("capture", "route_layer_regex", "route_start_indices", "kernels", "load", "device", "model")},
@@ -59,22 +63,33 @@ def command(steps: int, reset: str, max_scaled_ulp: float, output: Path | None, 
     for case in plan.cases:
         gdn_chain.check(case)
     identity = identity_now(plan, plan.capture_sha256, sys.argv[1:])
-    folder = made(output)
+    folder = made(output, goes_on=False)
     with bar() as progress:
         found = study(plan, Limits(steps, reset, max_scaled_ulp), identity, progress)
     (folder / "chain.json").write_bytes(encode(found))
     (folder / "chain.md").write_text(shown.text(found, markdown=True) + "\n")
-    click.echo(shown.text(found))
-    click.echo(f"wrote {folder}/chain.json; `b70-replay report {folder}` draws the curves")
+    with contextlib.suppress(BrokenPipeError):  # `| head` ends the reading, not the verdict
+        click.echo(shown.text(found))
+        click.echo(f"wrote {folder}/chain.json; `b70-replay report {folder}` draws the curves")
     return exit_code(found, plan.named)
+
+
+def _check_states(path: str | None) -> None:
+    """InputError for a capture that has no states to feed back."""
+    from replay.captures import locate, open_capture
+
+    if path is None:
+        raise InputError("chain", "--state", "a state file or a capture folder", "none")
+    if (capture := open_capture(locate(path))).holds != "states":
+        raise InputError(path, "--state", "captured states", capture.holds)
 
 
 def exit_code(found: "Chain", named: tuple[str, ...]) -> int:
     """The code of docs/statuses.md."""
-    from replay.studies.chain import CONTRACT
+    from replay.studies.curves import CONTRACT
 
     statuses = {curve.status for curve in found.curves}
-    if "INTERRUPTED" in statuses:
+    if found.interrupted:
         return 130
     if any(c.status == "UNAVAILABLE" and c.kernel in named for c in found.curves):
         return 5

@@ -26,7 +26,11 @@ _OPTIONS = (
     click.option("--tp", type=int, help="Tensor-parallel size of the geometry. [4]"),
     click.option("--mode", "modes", multiple=True, metavar="NAME=VALUE", help="A named mode, e.g. quant=recip_half_even."),
     click.option(
-        "--timeout", type=click.IntRange(1), default=120, show_default=True, help="Seconds a kernel may take over a case."
+        "--timeout",
+        type=click.IntRange(1),
+        default=120,
+        show_default=True,
+        help="Seconds a kernel may be silent: over a case, in a chain over a step.",
     ),
     click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=7, show_default=True, help="Seed of everything drawn."),
     click.option("-o", "--output", type=click.Path(path_type=Path), help="Run folder. [runs/TIME-ID]"),

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     help="Calls of the stage in a layer for one output token.",
 )  # fmt: skip
 def command(run: Path | None, output: Path | None, calls_per_token: float) -> int:
-    """Write RUN (the newest of runs/; the folder of a run or of a chain) as a self-contained page; `result.md` beside it is the
-    table for a pull request."""
+    """Write RUN (a run's folder, by default the newest of runs/; or a chain's) as a self-contained page; `result.md` beside it
+    is the table for a pull request."""
     from replay.endpoint.promote import newest_run
     from replay.errors import EnvironmentRefused, InputError
     from replay.kernels.registry import lacking
@@ -27,7 +27,7 @@ def command(run: Path | None, output: Path | None, calls_per_token: float) -> in
     from replay.results.build import build
     from replay.results.seen import Seen
     from replay.session import journal as j
-    from replay.studies.chain import decode
+    from replay.studies.curves import decode
 
     if not calls_per_token > 0:
         raise InputError("--calls-per-token", "value", "a number above 0", str(calls_per_token))

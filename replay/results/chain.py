@@ -7,7 +7,7 @@ import numpy as np
 from tabulate import tabulate
 
 from replay.results.report import svg
-from replay.studies.chain import CONTRACT, Chain, Curve
+from replay.studies.curves import CONTRACT, Chain, Curve
 
 SHOWN = (1, 10, 100, 1000, 10_000)  # steps that have a column
 
@@ -40,14 +40,25 @@ def heads(chain: Chain) -> list[str]:
 
 def cells(curve: Curve, chain: Chain) -> list[str]:
     """One line."""
-    kept = "budgeted" if curve.budgeted else "BITWISE"
-    bits = "–" if curve.kernel == CONTRACT else f"to step {curve.differs - 1}" if curve.differs else kept
+    taken = len(curve.state_ulp)
+    right = curve.differs - 1 if curve.differs else taken
+    whole = "budgeted" if curve.budgeted else "BITWISE"
+    bits = "–" if curve.kernel == CONTRACT else whole if right == chain.steps else f"to step {right}" if right else "none"
+    if curve.status in ("UNAVAILABLE", "MISTRUSTED"):
+        bits = ""
     after = [f"{curve.state_ulp[n - 1]:.3g}" if n <= len(curve.state_ulp) else "" for n in _shown(chain)]
     told = ": ".join(part for part in (curve.status, curve.detail) if part)
-    known = bool(curve.state_ulp)
+    known = taken > 0
     beyond = "–" if curve.kernel == CONTRACT else f"{curve.farther:.2g}"
     largest = f"{max(curve.state_ulp):.3g}" if known else ""
-    return [curve.kernel, bits if known else "", *after, largest, beyond if known else "", told]
+    return [
+        curve.kernel,
+        "" if curve.status in ("UNAVAILABLE", "MISTRUSTED") else bits,
+        *after,
+        largest,
+        beyond if known else "",
+        told,
+    ]
 
 
 def _shown(chain: Chain) -> list[int]:
@@ -56,9 +67,10 @@ def _shown(chain: Chain) -> list[int]:
 
 def notes(chain: Chain) -> list[str]:
     """What holds for all of it."""
-    return [
+    return ["interrupted: this is what was found by then"] * chain.interrupted + [
         "ulp at a step: the largest |state − f64|, in ulp of the state's dtype at the largest element of its row. Beyond the "
-        f"contract: how much farther from f64 a kernel was than it, in states or output (limit {chain.max_scaled_ulp:g})."
+        "contract: how much farther from f64 a kernel was than it at the same step, in any head, in states or output "
+        f"(limit {chain.max_scaled_ulp:g})."
     ]
 
 
@@ -69,14 +81,17 @@ def page(chain: Chain, folder: str) -> str:
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("replay.results"), undefined=jinja2.StrictUndefined, autoescape=True
     )
-    shown = [(title, [(cells(c, chain), c.reproduce) for c in curves], picture(curves, chain)) for title, curves in tables(chain)]
+    shown = [
+        (title, [(cells(c, chain), c.reproduce) for c in curves], picture(curves, number))
+        for number, (title, curves) in enumerate(tables(chain))
+    ]
     return environment.get_template("chain.html.j2").render(
         chain=chain, folder=folder, heads=heads(chain), tables=shown, notes=notes(chain)
     )
 
 
-def picture(curves: list[Curve], chain: Chain) -> str:
-    """Error against f64 by step: states as lines, the limit across."""
+def picture(curves: list[Curve], case: int) -> str:
+    """Error of the states against f64 by step, a line an arm."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 3.2), layout="constrained")
@@ -84,9 +99,7 @@ def picture(curves: list[Curve], chain: Chain) -> str:
     for number, curve in enumerate(c for c in curves if c.state_ulp):
         steps = np.arange(1, len(curve.state_ulp) + 1)
         width = 2.5 if curve.kernel == CONTRACT else 1
-        mark = f"curve-{curve.layer}-{curve.case.partition('@')[0]}-{number}"
-        axes.plot(steps, curve.state_ulp, linewidth=width, label=curve.kernel, gid=mark)
-    axes.axhline(chain.max_scaled_ulp, color="black", linewidth=0.7)
+        axes.plot(steps, curve.state_ulp, linewidth=width, label=curve.kernel, gid=f"curve-{case}-{number}")
     axes.set_xscale("log")
     axes.set_yscale("symlog", linthresh=1)
     axes.set_ylim(bottom=0)

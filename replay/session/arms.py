@@ -116,9 +116,10 @@ class Ring:
         self.copies, self.sets, self.set_bytes = 1, 1, 0
         self.flushed = cache == "cold-all"
         hot = HOT_RING_ACCELERATOR if arms.device.kind != "cpu" else HOT_RING
-        held = sum(t.nbytes for t in inputs.values() if isinstance(t, np.ndarray))
-        if cache == "warm":  # as many as stay in the cache, so that a span takes more than one short call
-            hot = max(min(hot, arms.device.llc_bytes() // WARM_SHARE // max(held, 1)), 1)
+        held = sum(s.nbytes for s in stage.specs(case.problem) if s.role != "weight")
+        if cache == "warm" and arms.device.kind == "cpu":  # as many as stay in the cache: one alone makes spans of one short call
+            shared = sum(t.rows.nbytes for t in inputs.values() if isinstance(t, ExpertRows))
+            hot = int(np.clip((arms.device.llc_bytes() // WARM_SHARE - shared) // held, 1, hot))
         self.relabel: Any = None
         self.slots: NDArray[Any] | None = None
         goal = 0 if cache == "warm" else CACHE_PASSES * arms.device.llc_bytes()

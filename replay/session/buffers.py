@@ -189,6 +189,10 @@ class Binding:
         """The buffers of outputs that hold anything."""
         return [b for b in self.buffers.values() if b.spec.role == "out" and b.end > b.begin]
 
+    def changed(self) -> list[Guarded]:
+        """The buffers that a call changes in place."""
+        return [b for b in self.buffers.values() if b.spec.role == "inout" and b.end > b.begin]
+
     def outputs(self) -> dict[str, NDArray[Any]]:
         """Copies of what the kernel wrote."""
         return {n: to_numpy(b.tensor) for n, b in self.buffers.items() if b.spec.role in ("out", "inout")}
@@ -245,7 +249,7 @@ class Use:
     ) -> None:
         self.bindings, self.kept, self.flush = bindings, None if kept is None else bindings[kept], flush
         self.pairs = _pairs(bindings)
-        buffers = [b for binding in bindings for b in binding.written_to()]
+        buffers = [b for binding in bindings for b in (*binding.written_to(), *binding.changed())]
         places = [b.begin + int(share * (b.end - b.begin)) for b, share in zip(buffers, rng.random(len(buffers)), strict=True)]
         self.bytes = [b.bytes[place : place + 1] for b, place in zip(buffers, places, strict=True)]
         self.then: torch.Tensor | None = None
@@ -274,7 +278,8 @@ class Use:
     def idle(self) -> int:
         """How many calls had an output that was not written to when the clock stopped.
 
-        An output may hold the poison's byte by right; then it still does, and its first row holds something else besides.
+        An output may hold the poison's byte by right; then it still does, and its first row holds something else besides. What a
+        call changes in place must hold what it held when the clock stopped.
         """
         now = self._look()
         if self.then is None or now is None:
@@ -283,7 +288,8 @@ class Use:
         bytes_ = iter(zip(self.then.tolist(), now.tolist(), strict=True))
         for binding in self.bindings:
             waiting = [(was, still) for was, still in (next(bytes_) for _ in binding.written_to()) if was == binding.poison]
-            found += any(was != still for was, still in waiting) or (bool(waiting) and binding.untouched())
+            later = [was != still for was, still in (next(bytes_) for _ in binding.changed())]
+            found += any(later) or any(was != still for was, still in waiting) or (bool(waiting) and binding.untouched())
         return found
 
 

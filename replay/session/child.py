@@ -96,9 +96,10 @@ class Ran:
 
 @dataclass(frozen=True)
 class Linked:
-    """One step of a chain: what the kernel wrote, and what it wrote that it must not."""
+    """One step of a chain, taken twice: what the kernel wrote, and what it wrote that it must not."""
 
     outputs: Outputs
+    again: Outputs
     trespasses: tuple[str, ...]
 
 

@@ -33,13 +33,15 @@ def kernels_now(plan: j.Plan) -> dict[str, Kernel]:
     return {k.id: found[k.id] for k in plan.kernels if k.id in found}
 
 
-def made(output: Path | None) -> Path:
-    """The folder that was asked for, or one of its own under runs/. InputError where it holds files or cannot be written."""
+def made(output: Path | None, *, goes_on: bool = True) -> Path:
+    """The folder that was asked for, or one of its own under runs/. InputError where it holds files or cannot be written;
+    ``goes_on``: whether what makes it can go on with one."""
     folder = output or Path("runs") / f"{time.strftime('%m%d-%H%M%S')}-{secrets.token_hex(2)}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if any(folder.iterdir()):
-            raise InputError(str(folder), "-o", "an empty or new folder", "one with files in it (--resume goes on with a run)")
+            hint = " (--resume goes on with a run)" if goes_on else ""
+            raise InputError(str(folder), "-o", "an empty or new folder", f"one with files in it{hint}")
     except OSError as error:
         raise InputError(str(folder), "-o", "a folder that can be written", error.strerror or str(error)) from None
     return folder

@@ -147,7 +147,7 @@ def _selected_cases(asked: Asked, capture: Capture) -> list[Case]:
     own = FAMILY[capture.holds]
     stages = matching(asked.stages or (f"{own}.*",))
     if strange := [s.name for s in stages if not s.name.startswith(own)]:
-        raise InputError("--stage", "name", f"a stage of {own}.*, since {capture.name} holds {capture.holds}", strange[0])
+        raise InputError("--stage", "name", f"a stage of {own}.*, since {asked.capture} holds {capture.holds}", strange[0])
     check_modes(stages, asked.modes)
     check_modes([s for s in STAGES.values() if s.name.startswith(own)], capture.modes, asked.capture or "")
     select = Select(

@@ -11,7 +11,7 @@ from typing import Any
 
 from replay.devices import Device
 from replay.kernels.registry import Run, load_file
-from replay.model import Case, MemoryRates
+from replay.model import Case
 from replay.session.arms import Arms, Ring
 from replay.session.child import Ceiled, Done, Looked, Sampled, Started, begin, loaded_files, log_to
 from replay.stages import STAGES
@@ -38,10 +38,9 @@ def time_main(
                 place, arms, ceilings = _ready(device_name, options, seat, load)
         with seat.turn(FIRST) as mine:
             if mine and ceilings:
-                found = ceilings.measure()
-                pipe.send(Ceiled("before", found))
+                pipe.send(Ceiled("before", ceilings.measure()))
                 watching = watch.begin(place.telemetry)
-                before = MemoryRates(found.read_gbs, found.copy_gbs, found.inplace_gbs)
+                before = ceilings.memory()
         waiting: list[Sampled] = []  # for the memory ceilings behind them
         for index, job in enumerate(jobs):
             pipe.send(Started(index))

@@ -110,11 +110,17 @@ def _row_scale(problem: Problem, inputs: Tensors, output: str) -> NDArray[Any]:
     return state
 
 
+def behind_conv(problem: Problem, given: Any) -> dict[str, Any]:
+    """The inputs of a stage with qkv, a and b as the recurrence sees them: given, or by the contract's conv."""
+    if "qkv" in given:
+        return dict(given)
+    front = _conv(problem, {**given, "qkv": np.zeros(shape_of(problem, "qkv"), np.uint16)})
+    return {**given, "qkv": front["qkv"], "a": front["a"], "b": front["b"]}
+
+
 def _terms(problem: Problem, given: Any) -> NDArray[Any]:
     """max |S'·q| over K, for every token, head and row of V."""
-    if "qkv" not in given:
-        front = _conv(problem, {**given, "qkv": np.zeros(shape_of(problem, "qkv"), np.uint16)})
-        given = {**given, "qkv": front["qkv"], "a": front["a"], "b": front["b"]}
+    given = behind_conv(problem, given)
     modes = Modes(problem.mode("l2norm"), problem.mode("softplus"), problem.mode("state_layout"))
     scale = np.zeros(given["core_attn_out"].shape, np.float32)
     gates = given["a"], given["b"], given["A_log"], given["dt_bias"]
@@ -161,10 +167,12 @@ def _degenerate(problem: Problem, inputs: Tensors) -> bool:
 
 
 # Why these are fair: whoever does not follow the contract's order sums over K in another, and S' and o carry what m had of it:
-# five steps of the row's largest element at most. Whoever has an exp and a log of his own has another g as well: two roundings
-# in x = A·softplus(a + dt_bias) are 2·x steps of exp(−x), which show in S·g where x is below about 5 (above it S·g vanishes
-# beside d·k). Together 16. The conv reduces nothing over K: another exp moves an output by one bf16 step, in one of 1e5, so
-# hardly twice in a row. An output is bf16: an error in f32 moves it by one step at most, and few of a row.
+# five steps of the row's largest element at most. Whoever has an exp and a log of his own has another g as well: exp(A_log), the
+# softplus and their product round, and where both chains do so to a step the other way, x = A·softplus(a + dt_bias) is four steps
+# of itself off, and exp(−x) 4·x. With x at 4, where g is 2 %, that is 16; where x is larger, S·g seldom is what a row's largest
+# element is made of. (fla's recurrence came to 15 and 16 over 32 sequences: docs/gdn.md.)
+# The conv reduces nothing over K: another exp moves an output by one bf16 step, in one of 1e5, so hardly twice in a row. An
+# output is bf16: an error in f32 moves it by one step at most, and few of a row.
 _REDUCED = Budget("own_gates_and_order", 16, 1 << 62)
 _SUMMED = Budget("own_gates_and_order", 1, 16)
 _CONVOLVED = Budget("own_exp", 1, 1)

@@ -22,36 +22,31 @@ from replay.stages.draw import generator
 from replay.stages.gdn_tensors import Drawn, open_states_once, reordered
 from replay.stages.stage import Outputs, Tensors
 
-RESETS = ("chain", "fresh", "poison")
 NAN_BYTE = 0xFF  # every byte of what a step must not read, or has to write: NaN in each dtype
 
 
 @dataclass(frozen=True)
 class Link:
-    """A step's inputs but for the states and outputs, and what the recurrence sees of them: q|k|v behind the conv, a and b;
-    ``captured`` or drawn."""
+    """A step's inputs but for what it changes; ``captured`` or drawn."""
 
     inputs: Tensors
-    qkv: NDArray[np.uint16]
-    a: NDArray[np.uint16]
-    b: NDArray[np.uint16]
     captured: bool
 
 
 def links(case: Case, reset: str) -> Iterator[Link]:
-    """Step after step, without end; under ``fresh`` each one finds the conv states that the first one found."""
-    stage = STAGES[case.problem.stage]
-    names = [s.name for s in stage.specs(case.problem) if s.role == "in"]
+    """Step after step, without end. Where the stage has no conv of its own, q|k|v come from the contract's, whose states go on;
+    under ``fresh`` each step finds those that the first one found."""
+    names = [s.name for s in STAGES[case.problem.stage].specs(case.problem) if s.role == "in"]
     history = first = Drawn(case).table("conv_state")
     lasts = True
     for number in itertools.count():
         rows = _captured(case, number) if lasts else None
         lasts = rows is not None
         drawn = rows or Drawn(case, _projections(case, number))
-        qkv, history = drawn.convolved(first if reset == "fresh" else history)
-        inputs: Tensors = {name: qkv if name == "qkv" else drawn.get(name) for name in names}
-        _, _, b, a = drawn.projected()
-        yield Link(inputs, qkv, np.ascontiguousarray(a), np.ascontiguousarray(b), lasts)
+        inputs: Tensors = {name: drawn.get(name) for name in names if name != "qkv"}
+        if "qkv" in names:  # what a stage's own conv would make is not for the process that runs it to know
+            inputs["qkv"], history = drawn.convolved(first if reset == "fresh" else history)
+        yield Link(inputs, lasts)
 
 
 def _captured(case: Case, number: int) -> Drawn | None:

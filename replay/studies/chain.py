@@ -4,75 +4,32 @@ The kernels of a case take their steps beside one another, each in a child of it
 contract (the f32 oracle) and f64 take the same steps on the same inputs, and whatever a child sends is held against both.
 """
 
+import contextlib
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
-from replay.errors import InputError
 from replay.exactness import Got
-from replay.exactness.compare import compare
+from replay.exactness.compare import compare, same_bits
 from replay.exactness.trust import mistrust
-from replay.exactness.ulp import ulp
+from replay.identity import Hashes
 from replay.kernels.registry import unavailable
-from replay.model import Case, Kernel, Value
-from replay.oracle import gdn64
-from replay.oracle.arith import bf16_to_f32
-from replay.oracle.gdn import gates, split_heads, widen
-from replay.session.child import Linked, Message, Raised
-from replay.session.journal import Plan
+from replay.model import Case, Kernel
+from replay.session.child import Done, Linked, Message, Raised
+from replay.session.journal import Plan, Selftested
 from replay.session.workers import Died, Worker, device_lost, selftested
 from replay.stages import STAGES
-from replay.stages.gdn_chain import carried, links, owned
-from replay.stages.gdn_tensors import heads_of
-from replay.stages.stage import Outputs, Tensors
+from replay.stages.gdn_chain import owned
+from replay.stages.stage import Outputs
+from replay.studies.curves import CONTRACT, Chain, Curve, Status
 from replay.studies.links import chain_main
+from replay.studies.truth import Numbers, Truth, errors, truths
 
-CONTRACT = "the contract (f32 oracle)"
-Status = Literal[
-    "BOUNDED", "DRIFTED", "OVERFLOWED", "FAIL", "MISTRUSTED", "CRASHED", "TIMEOUT", "DEVICE_LOST", "UNAVAILABLE", "INTERRUPTED"
-]
+OUTPUT_STEPS = 1.0  # how much farther than the contract's an output may be beside f32 states: one step of bf16
 Progress = Callable[[str, int, int], None]
-Numbers = NDArray[np.float64]
-
-
-class Curve(Value, frozen=True, kw_only=True):
-    """One kernel on one case: after each step the largest error of the states and of the output against f64, in ulp of their
-    dtype at what was reduced (semantics: WITHIN_ULP), and how it ended. ``differs``: the first step without the contract's
-    bits, where a ``budgeted`` kernel's sums are not looked at. ``farther``: by how much at most it was farther from f64 than
-    the contract at the same step. ``reproduce``: the command that shows again what is wrong with it."""
-
-    case: str
-    layer: str
-    kernel: str
-    dtype: str
-    state_ulp: tuple[float, ...]
-    out_ulp: tuple[float, ...]
-    status: Status
-    detail: str = ""
-    differs: int | None = None
-    budgeted: bool = False
-    farther: float = 0.0
-    reproduce: str | None = None
-
-
-class Chain(Value, frozen=True, kw_only=True):
-    """What ``chain`` found. ``captured``: case → steps whose inputs the capture has; the others were drawn."""
-
-    capture: str
-    device: str
-    stages: tuple[str, ...]
-    steps: int
-    reset: str
-    max_scaled_ulp: float
-    captured: dict[str, int]
-    curves: tuple[Curve, ...]
-    identity: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -86,7 +43,7 @@ class Limits:
 
 @dataclass
 class Trace:
-    """What is known of one arm so far."""
+    """What is known of one arm so far. The first fault is what it is told with; ``at`` is that one's step."""
 
     case: Case
     name: str
@@ -98,127 +55,95 @@ class Trace:
     detail: str = ""
     differs: int | None = None
     farther: float = 0.0
+    at: int | None = None
+    ended: bool = False
 
-    @property
-    def ended(self) -> bool:
-        """Whether no further step says anything."""
-        return self.status not in ("BOUNDED", "DRIFTED", "FAIL")
+    def fault(self, status: Status, step: int, told: str) -> None:
+        """Something is wrong at a step, counted from 1; DRIFTED gives way to what is graver."""
+        if self.status == "BOUNDED" or (self.status == "DRIFTED" and status != "DRIFTED"):
+            self.status, self.detail, self.at = status, f"step {step}: {told}", step
+        elif self.ended:
+            self.detail += f"; step {step}: {told}"
 
-    def end(self, status: Status, detail: str) -> None:
+    def end(self, status: Status, step: int, told: str) -> None:
         """It takes no further step."""
-        self.status, self.detail = status, detail
+        self.ended = True
+        self.fault(status, step, told)
 
     def curve(self, plan: Plan, limits: Limits) -> Curve:
         """As it is kept."""
         case = self.case.id
-        red = self.kernel and self.status not in ("BOUNDED", "UNAVAILABLE", "INTERRUPTED")
         return Curve(
             case=str(case), layer=case.source.layer, kernel=self.name, dtype=self.dtype, state_ulp=tuple(self.state_ulp),
             out_ulp=tuple(self.out_ulp), status=self.status, detail=self.detail, differs=self.differs,
             budgeted=self.kernel is not None and self.kernel.budgeted, farther=self.farther,
-            reproduce=_reproduction(plan, limits, str(case), self.name) if red else None,
+            reproduce=_reproduction(plan, limits, str(case), self.kernel, self.at) if self.kernel and self.at else None,
         )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Truth:
-    """One step as it should be: what it was given, the contract's outputs, f64, and whether its inputs were captured."""
-
-    inputs: Tensors
-    want: Outputs
-    exact: gdn64.Step
-    captured: bool
-
-
-def truths(case: Case, reset: str) -> Iterator[Truth]:
-    """The contract's steps and those of f64, without end."""
-    stage, problem = STAGES[case.problem.stage], case.problem
-    first = stage.inputs(case)
-    at_first = states(case, first, first["ssm_state"]).astype(np.float64)
-    rows = np.asarray(first["slots"]) >= 0
-    exact, want = at_first, None
-    for link in links(case, reset):
-        inputs: Tensors = {**link.inputs, **carried(case, reset, first, want)}
-        want = stage.expected(problem, inputs)
-        q, k, v = split_heads(link.qkv[rows], heads_of(problem), problem.mode("l2norm"))
-        log_a, dt_bias = np.asarray(inputs["A_log"]), widen(np.asarray(inputs["dt_bias"]))
-        g, beta = gates(bf16_to_f32(link.a[rows]), bf16_to_f32(link.b[rows]), log_a, dt_bias, problem.mode("softplus"))
-        found = gdn64.step(at_first if reset == "fresh" else exact, q, k, v, g, beta)
-        exact = found.state
-        yield Truth(inputs, want, found, link.captured)
-
-
-def states(case: Case, first: Tensors, table: Any) -> NDArray[np.float32]:
-    """The states that sequences own, [N, Hv, V, K] in f32, as a table holds them."""
-    held = widen(np.asarray(table)[owned(first)])
-    return held if case.problem.mode("state_layout") == "v_k" else held.swapaxes(2, 3)
-
-
-def _reproduction(plan: Plan, limits: Limits, case: str, kernel: str) -> str:
-    """The command that shows one arm again."""
-    file = next(k.file for k in plan.kernels if k.id == kernel)
-    words = ["b70-replay", "chain", "--state", plan.capture_path, "--case", case, "--kernel", kernel]
-    words += ["--load", file] if file else []
+def _reproduction(plan: Plan, limits: Limits, case: str, kernel: Kernel, step: int) -> str:
+    """The command that shows one arm again, as far as its first fault."""
+    words = ["b70-replay", "chain", "--state", plan.capture_path, "--case", case, "--kernel", kernel.id]
+    words += ["--load", kernel.file] if kernel.file else []
     words += ["--device", plan.device] if plan.device != "cpu" else []
-    words += ["--steps", str(limits.steps), "--reset", limits.reset, "--max-scaled-ulp", f"{limits.max_scaled_ulp:g}"]
-    return shlex.join(words)
+    words += ["--steps", str(step), "--reset", limits.reset, "--max-scaled-ulp", f"{limits.max_scaled_ulp:g}"]
+    return shlex.join([*words, "--timeout", str(plan.timeout_s)])
 
 
-# ---------------------------------------------------------------- errors
-
-
-def errors(case: Case, truth: Truth, outputs: Outputs) -> tuple[float, float]:
-    """(of the states, of the output): the largest |got − f64| in ulp at what was reduced; inf where one is not finite."""
-    rows = np.asarray(truth.inputs["slots"]) >= 0
-    dtype = case.problem.mode("ssm_state")
-    state = states(case, truth.inputs, outputs["ssm_state"])
-    largest = np.abs(truth.exact.state).max(axis=3, keepdims=True)
-    out = widen(outputs["core_attn_out"][rows])
-    scale = np.maximum(truth.exact.terms, np.abs(truth.exact.out))
-    return _largest(state, truth.exact.state, ulp(largest, dtype)), _largest(out, truth.exact.out, ulp(scale, "bf16"))
-
-
-def _largest(got: NDArray[np.float32], want: Numbers, step: Numbers) -> float:
-    if not np.isfinite(got).all():
-        return float("inf")
-    return float((np.abs(got.astype(np.float64) - want) / step).max(initial=0))
+# ---------------------------------------------------------------- one step
 
 
 def take(trace: Trace, number: int, truth: Truth, outputs: Outputs, limits: Limits) -> None:
-    """One step of an arm: its errors, its bits, and what they come to.
+    """One step of an arm: its bits, its errors, and what they come to.
 
-    f32 itself drifts; what counts against a kernel is by how much farther from f64 it is than the contract.
+    f32 itself drifts; what counts against a kernel is by how much farther from f64 it is than the contract, in any head. Beside
+    f32 states an output, which is bf16, may be one step farther and no more.
     """
-    state, out = errors(trace.case, truth, outputs)
-    if not np.isfinite([state, out]).all():
-        what = "a state" if not np.isfinite(state) else "the output"
-        trace.end("OVERFLOWED", f"step {number + 1}: {what} is not finite in {trace.dtype}")
-        return
-    trace.state_ulp.append(state)
-    trace.out_ulp.append(out)
-    if trace.kernel and trace.differs is None and (told := _differs(trace.case, trace.kernel, truth, outputs)):
-        trace.differs = number + 1
-        trace.status, trace.detail = "FAIL", f"step {number + 1}: {told}"
-    own = errors(trace.case, truth, truth.want) if trace.kernel else (state, out)
-    farther = max(state - own[0], out - own[1])
-    trace.farther = max(trace.farther, farther)
-    if farther > limits.max_scaled_ulp and trace.status == "BOUNDED":
-        trace.status = "DRIFTED"
-        limit = f"limit {limits.max_scaled_ulp:g}"
-        trace.detail = f"step {number + 1}: {farther:.3g} scaled ulp farther from f64 than the contract ({limit})"
+    step = number + 1
+    if trace.kernel and trace.differs is None and (told := _differs(trace.kernel, truth, outputs)):
+        trace.differs = step
+        trace.fault("FAIL", step, told)
+    state, out = errors(truth, outputs)
+    for what, dtype, found in (("a state", trace.dtype, state), ("the output", "bf16", out)):
+        if not np.isfinite(found).all():
+            trace.end("OVERFLOWED", step, f"{what} is not finite in {dtype}")
+            return
+    trace.state_ulp.append(float(state.max(initial=0)))
+    trace.out_ulp.append(float(out.max(initial=0)))
+    if trace.kernel:
+        most = limits.max_scaled_ulp
+        _hold(trace, step, "the states are", state - truth.own[0], most)
+        _hold(trace, step, "the output is", out - truth.own[1], min(most, OUTPUT_STEPS) if trace.dtype == "f32" else most)
 
 
-def _differs(case: Case, kernel: Kernel, truth: Truth, outputs: Outputs) -> str | None:
-    """The worst row that has not the contract's bits. What a budgeted kernel may sum in another order is not looked at."""
+def _hold(trace: Trace, step: int, what: str, farther: Numbers, limit: float) -> None:
+    """Hold how much farther than the contract each head is against a limit."""
+    worst = float(farther.max(initial=0))
+    trace.farther = max(trace.farther, worst)
+    if worst > limit:
+        told = f"{what} {worst:.3g} scaled ulp farther from f64 than the contract's (limit {limit:g})"
+        trace.fault("DRIFTED", step, told)
+
+
+def _differs(kernel: Kernel, truth: Truth, outputs: Outputs) -> str | None:
+    """The worst row that has not the contract's bits. What a budgeted kernel may sum in another order is not looked at; a NaN in
+    a slot that is nobody's is the NaN that lay there."""
+    case = truth.case
     stage, problem = STAGES[case.problem.stage], case.problem
     if kernel.budgeted:
         outputs = dict(outputs)
         for name in stage.budgets:
-            mine = owned(truth.inputs) if name.endswith("_state") else np.flatnonzero(np.asarray(truth.inputs["slots"]) >= 0)
+            mine = owned(truth.inputs) if name.endswith("_state") else truth.rows
             outputs[name] = np.array(outputs[name])
             outputs[name][mine] = truth.want[name][mine]
     found = compare(stage.specs(problem), truth.want, Got(stage.canonical(problem, truth.inputs, outputs), 0))
-    return found.text(stage.label(case, found.output, found.row)) if found else None
+    if found:
+        return found.text(stage.label(case, found.output, found.row))
+    for name in (n for n in outputs if n.endswith("_state")):
+        for slot in np.setdiff1d(np.arange(len(outputs[name])), owned(truth.inputs)).tolist():
+            if outputs[name][slot].tobytes() != truth.want[name][slot].tobytes():
+                return f"row {slot} ({stage.label(case, name, slot)}) of {name}: another NaN than lay there"
+    return None
 
 
 # ---------------------------------------------------------------- the study
@@ -226,84 +151,91 @@ def _differs(case: Case, kernel: Kernel, truth: Truth, outputs: Outputs) -> str 
 
 def study(plan: Plan, limits: Limits, identity: dict[str, Any], progress: Progress) -> Chain:
     """Every case of a plan through every kernel of its stage. Ctrl-C ends it with what there is by then."""
-    curves: list[Curve] = []
-    captured: dict[str, int] = {}
-    tested = selftested(plan.device)
-    for case in plan.cases:
-        stage = STAGES[case.problem.stage]
-        doubt = mistrust(stage, [case])
-        traces = [Trace(case, CONTRACT, None, case.problem.mode("ssm_state"))]
-        for kernel in plan.kernels_of(stage.name):
-            trace = Trace(case, kernel.id, kernel, case.problem.mode("ssm_state"))
-            if why := unavailable(kernel, case.problem, plan.device) or tested.lacks(kernel.rests_on):
-                trace.end("UNAVAILABLE", why)
-            elif why := doubt or tested.doubt((*stage.rests_on, *kernel.rests_on)):
-                trace.end("MISTRUSTED", why)
-            traces.append(trace)
-        went_on = _follow(case, traces, plan, limits, captured, progress)
-        curves += [trace.curve(plan, limits) for trace in traces]
-        if not went_on:
-            break
+    found = Found()
+    with contextlib.suppress(KeyboardInterrupt):
+        tested = selftested(plan.device)
+        for name in plan.stages():
+            cases = [c for c in plan.cases if c.problem.stage == name]
+            doubt = mistrust(STAGES[name], cases)
+            for case in cases:
+                traces = _traces(plan, case, tested, doubt)
+                try:
+                    _follow(case, traces, plan, limits, found, progress)
+                finally:
+                    found.curves += [trace.curve(plan, limits) for trace in traces]
+        found.whole = True
     return Chain(
         capture=plan.capture, device=plan.device, stages=tuple(plan.stages()), steps=limits.steps, reset=limits.reset,
-        max_scaled_ulp=limits.max_scaled_ulp, captured=captured, curves=tuple(curves), identity=identity,
+        max_scaled_ulp=limits.max_scaled_ulp, captured=found.captured, curves=tuple(found.curves), interrupted=not found.whole,
+        identity=identity, loaded=found.loaded,
     )  # fmt: skip
 
 
-def _follow(
-    case: Case, traces: Sequence[Trace], plan: Plan, limits: Limits, captured: dict[str, int], progress: Progress
-) -> bool:
-    """All arms of a case, step by step. False where it was interrupted."""
-    listening = {
-        t.name: Worker(
-            chain_main, t.kernel, case, limits.steps, limits.reset, plan.device, (t.kernel.file,) if t.kernel.file else (),
-            timeout_s=plan.timeout_s,
-        ).listen()
-        for t in traces if t.kernel and not t.ended
-    }  # fmt: skip
+@dataclass
+class Found:
+    """What a study has so far; ``whole`` when nothing is left to do."""
+
+    curves: list[Curve] = field(default_factory=list)
+    captured: dict[str, int] = field(default_factory=dict)
+    loaded: dict[str, str] = field(default_factory=dict)
+    whole: bool = False
+
+
+def _traces(plan: Plan, case: Case, tested: Selftested, doubt: str | None) -> list[Trace]:
+    """The contract's arm and one a kernel; those that take no step have ended."""
+    stage, dtype = STAGES[case.problem.stage], case.problem.mode("ssm_state")
+    traces = [Trace(case, CONTRACT, None, dtype)]
+    for kernel in plan.kernels_of(stage.name):
+        trace = Trace(case, kernel.id, kernel, dtype)
+        if why := unavailable(kernel, case.problem, plan.device) or tested.lacks(kernel.rests_on):
+            trace.status, trace.detail, trace.ended = "UNAVAILABLE", why, True
+        elif why := doubt or tested.doubt((*stage.rests_on, *kernel.rests_on)):
+            trace.status, trace.detail, trace.ended = "MISTRUSTED", why, True
+        traces.append(trace)
+    return traces
+
+
+def _follow(case: Case, traces: Sequence[Trace], plan: Plan, limits: Limits, found: Found, progress: Progress) -> None:
+    """All arms of a case, step by step."""
+    hashes, workers = Hashes(), []
+    listening: dict[str, Generator[Message | Died, None, None]] = {}
     try:
+        for trace in traces:
+            if trace.kernel and not trace.ended:
+                load = (trace.kernel.file,) if trace.kernel.file else ()
+                args = trace.kernel, case, limits.steps, limits.reset, plan.device, load
+                workers.append(Worker(chain_main, *args, timeout_s=plan.timeout_s))
+                listening[trace.name] = workers[-1].listen()
         for number, truth in zip(range(limits.steps), truths(case, limits.reset), strict=False):
-            captured[str(case.id)] = captured.get(str(case.id), 0) + truth.captured
-            for trace in traces:
-                if trace.kernel is None and not trace.ended:
+            found.captured[str(case.id)] = found.captured.get(str(case.id), 0) + truth.captured
+            for trace in (t for t in traces if not t.ended):
+                if trace.kernel is None:
                     take(trace, number, truth, truth.want, limits)
-                elif trace.name in listening and not trace.ended:
+                else:
                     _hear(trace, number, truth, next(listening[trace.name]), limits)
             progress(f"chain {case.problem.stage} {case.id.source.layer}", number + 1, limits.steps)
-    except KeyboardInterrupt:
-        for trace in (t for t in traces if not t.ended):
-            trace.end("INTERRUPTED", f"after step {len(trace.state_ulp)}")
-        return False
+        for trace in (t for t in traces if t.kernel and not t.ended):
+            if isinstance(last := next(listening[trace.name]), Done):
+                found.loaded |= hashes.of(last.files)
     finally:
-        for messages in listening.values():
-            messages.close()
-    return True
+        for worker in workers:
+            worker.stop()
 
 
 def _hear(trace: Trace, number: int, truth: Truth, message: Message | Died, limits: Limits) -> None:
     """What a child says of a step."""
+    step = number + 1
     if isinstance(message, Linked):
-        if message.trespasses:
-            trace.end("FAIL", f"step {number + 1}: {'; '.join(message.trespasses)}")
-        else:
-            take(trace, number, truth, message.outputs, limits)
+        for told in message.trespasses:
+            trace.fault("FAIL", step, told)
+        take(trace, number, truth, message.outputs, limits)
+        specs = STAGES[trace.case.problem.stage].specs(trace.case.problem)
+        if other := same_bits(specs, message.outputs, message.again):
+            told = f"taken again at other addresses it wrote something else, first in row {other[1][0]} of {other[0]}"
+            trace.fault("FAIL", step, told)
     elif isinstance(message, Raised):
-        status: Status = "DEVICE_LOST" if device_lost(message.summary) else "CRASHED"
-        trace.end(status, f"step {number + 1}: {message.summary}")
+        trace.end("DEVICE_LOST" if device_lost(message.summary) else "CRASHED", step, message.summary)
     elif isinstance(message, Died):
-        trace.end(message.status, f"step {number + 1}: {message.how}")
+        trace.end(message.status, step, message.how)
     else:
-        raise TypeError(f"a step of {trace.name}: expected Linked, Raised or Died, got {type(message).__name__}")
-
-
-def encode(chain: Chain) -> bytes:
-    """chain.json."""
-    return msgspec.json.encode(chain) + b"\n"
-
-
-def decode(path: Path) -> Chain:
-    """A chain.json; InputError where it is none."""
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=Chain)
-    except msgspec.DecodeError as error:
-        raise InputError(str(path), "content", "what `chain` writes", str(error)) from None
+        trace.end("CRASHED", step, "ended without an answer")

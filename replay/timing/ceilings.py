@@ -39,7 +39,8 @@ class Ceiling:
     def measure(self) -> Ceilings:
         """One calibration."""
         begin = host_ns()
-        while not self.calls and host_ns() - begin < SETTLE_NS:  # from idleness a machine reads at half its rate at first
+        settle_ns = 0 if self.every_ns and self.calls else SETTLE_NS  # a look settles once
+        while host_ns() - begin < settle_ns:  # a machine that was idle reads at half its rate for the first moments
             _time_one(self.clock, self.probes[0], 1)
 
         def cost(probe: "Probe") -> float:
@@ -62,7 +63,7 @@ class Ceiling:
         rates: dict[str, Interval] = {}
         for probe in chosen:
             rates[probe.term] = _reached(probe, times[probe])
-        self.best, self.measured_ns = {probe.term: probe for probe in chosen}, host_ns()
+        self.best = {probe.term: probe for probe in chosen}
         return Ceilings(
             read_gbs=rates["read"], copy_gbs=rates["copy"], inplace_gbs=rates["inplace"], hot_gbs=rates["hot"],
             launch_us=rates["launch"], int8_gops=rates["int8"], bf16_gops=rates["bf16"],

@@ -21,6 +21,7 @@ APART, APART_NS = 0.05, 300_000
 # Work that is queued before a span, so that the device never waits for the host: this many times what the host needs to
 # hand the calls over, and never more than a tenth of a second.
 LEAD, MOST_LEAD_NS = 1.5, 100_000_000
+AWAKE_NS = 200_000  # how long threads without work are sure to look for some before they sleep
 DISAGREES, WAITED, TRACED = "clock_disagrees", "host_waited", "traced"
 
 
@@ -88,7 +89,8 @@ def _mhz(telemetry: Telemetry | None) -> int | None:
 
 class HostClock:
     """For work that is done when the call returns. ``wake`` puts the threads to work that do it: they sleep when they find
-    nothing to do, and to wake them takes longer than many a kernel."""
+    nothing to do, and to wake them takes longer than many a kernel. It comes before the inputs are written, so that nothing
+    finds them ahead of the clock; and again behind a start that took so long that they may sleep once more."""
 
     least_ns = LEAST_HOST_NS
 
@@ -97,8 +99,11 @@ class HostClock:
 
     def span(self, work: Work, lead_ns: int = 0, start: Work = _nothing, stop: Work = _nothing) -> Span:
         """Nothing is queued, so there is nothing to lead with."""
-        start()
         self.wake()
+        starting = host_ns()
+        start()
+        if host_ns() - starting > AWAKE_NS:
+            self.wake()
         begin = host_ns()
         work()
         tracers = _tracers()  # asked before the clock stops, since they can take themselves away behind it

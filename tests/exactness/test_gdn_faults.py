@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
+import torch
 
 from replay.kernels import eager, eager_gdn
 from replay.model import Exact, Inexact
@@ -99,6 +100,19 @@ def test_the_budget_is_for_other_orders_and_no_more(tmp_path: Path, monkeypatch:
         assert isinstance(judge_here("eager:gdn.recurrent", case), Inexact)
     monkeypatch.setattr(eager_gdn, "recurrent", a_percent_less)
     assert isinstance(judge_here("eager:gdn.recurrent", case), Inexact)
+
+
+@pytest.mark.parametrize(("steps", "fits"), [(0, True), (40, False)])
+def test_the_budget_is_for_own_gates_and_no_more(steps: int, fits: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's own exp and softplus in f32 are within it; a g that is forty steps off is not."""
+    own = tuple(msgspec.structs.replace(k, budgeted=True) for k in eager_gdn.KERNELS)
+    monkeypatch.setattr(eager_gdn, "KERNELS", own)
+    monkeypatch.setattr(eager_gdn, "exp_cr", lambda x: x.exp() * (1 + steps * 2.0**-23))
+    monkeypatch.setattr(eager_gdn, "softplus", lambda x, mode: torch.nn.functional.softplus(x))
+    outcome = judge_here("eager:gdn.recurrent", state_case("gdn.recurrent", state_file(tmp_path)))
+    assert isinstance(outcome, Exact) == fits, outcome
+    if isinstance(outcome, Exact):
+        assert outcome.grade == "WITHIN_ULP"
 
 
 def test_slots_are_another_order_than_rows(tmp_path: Path) -> None:

@@ -143,6 +143,19 @@ def test_an_output_may_hold_the_poison_by_right() -> None:
     assert use.idle() == 1
 
 
+def test_what_is_changed_in_place_is_changed_in_time() -> None:
+    """A state that is written behind the clock's stop is seen at the byte that is looked at."""
+    spec = Spec("s", "inout", (2, 4), "f32")
+    bindings = [bind((spec,), {"s": np.ones((2, 4), np.float32)}, {}, CPU) for _ in range(3)]
+    use = Use(bindings, None, Drawn(0.99), lambda: None)  # type: ignore[arg-type]  # a stand-in
+    use.start()
+    bindings[0].tensors["s"].fill_(2)
+    use.stop()
+    assert use.idle() == 0
+    bindings[1].tensors["s"].fill_(2)
+    assert use.idle() == 1
+
+
 def test_bindings_have_addresses_of_their_own() -> None:
     """No two bindings share a buffer."""
     specs = (Spec("x", "in", (4,), "f32"),)

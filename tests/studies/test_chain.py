@@ -15,7 +15,8 @@ from replay.oracle import gdn as oracle
 from replay.oracle.gdn import widen
 from replay.stages import STAGES
 from replay.stages.gdn_chain import carried, links, owned
-from replay.studies.chain import Limits, Trace, take, truths
+from replay.studies.chain import Limits, Trace, take
+from replay.studies.truth import truths
 from tests.conftest import Cli, judge_here
 from tests.gdn import state_case, state_file
 
@@ -74,7 +75,9 @@ def test_beta_in_bf16_drifts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     case = state_case("gdn.recurrent", state_file(tmp_path), sequences=2)
     trace = followed(case, 1000, BUDGETED, rounded_beta(case, monkeypatch))
     assert trace.status == "DRIFTED"
-    assert re.match(r"step 1: \d[\d.e+]+ scaled ulp farther from f64 than the contract \(limit 5\)", trace.detail)
+    assert re.match(
+        r"step 1: the states are \d[\d.e+]+ scaled ulp farther from f64 than the contract's \(limit 5\)", trace.detail
+    )
     assert trace.state_ulp[0] > 100
     assert max(trace.state_ulp) > 2 * trace.state_ulp[0]
 
@@ -114,7 +117,46 @@ def test_poison_shows_who_reads_a_neighbour(tmp_path: Path) -> None:
 
     assert followed(case, 5, KERNEL, right(case), reset="poison").status == "BOUNDED"
     assert followed(case, 5, KERNEL, reads).status == "BOUNDED"
-    assert followed(case, 5, KERNEL, reads, reset="poison").detail.startswith("step 1: a state is not finite")
+    told = followed(case, 5, KERNEL, reads, reset="poison")
+    assert told.status == "FAIL"
+    assert re.match(r"step 1: row \d \(slot \d, sequence \d .*; step 1: a state is not finite in f32", told.detail)
+
+
+def test_poison_shows_who_writes_to_a_neighbour(tmp_path: Path) -> None:
+    """Another NaN than lay there is another NaN."""
+    case = state_case("gdn.recurrent", state_file(tmp_path), sequences=2)
+
+    def writes(number: int, inputs: Any) -> Any:
+        outputs = right(case)(number, inputs)
+        free = next(s for s in range(len(inputs["ssm_state"])) if s not in inputs["slots"])
+        outputs["ssm_state"][free].view(np.uint32)[...] ^= 1
+        return outputs
+
+    told = followed(case, 3, KERNEL, writes, reset="poison")
+    assert (told.status, told.differs) == ("FAIL", 1)
+    assert re.match(r"step 1: row \d \(slot \d, which is nobody's\) of ssm_state: another NaN than lay there", told.detail)
+
+
+def test_one_head_is_not_hidden_behind_another(tmp_path: Path) -> None:
+    """A budgeted kernel that is off in the head nearest to f64 is told, though another head is farther by itself."""
+    case = state_case("gdn.recurrent", state_file(tmp_path), sequences=1)
+    (truth, *_) = islice(truths(case, "chain"), 200, 201)
+    near = int(truth.own[0][0].argmin())
+    allowed = float(truth.own[0].max()) - float(truth.own[0][0, near])
+    assert allowed > 6
+    outputs = {name: np.array(value) for name, value in truth.want.items()}
+    head = outputs["ssm_state"][owned(truth.inputs)[0], near]
+    head += np.float32(6) * np.spacing(np.abs(head).max(axis=1, keepdims=True))
+    trace = Trace(case, BUDGETED.id, BUDGETED, "f32")
+    take(trace, 200, truth, outputs, Limits(201, "chain", 2))
+    assert (trace.status, trace.at) == ("DRIFTED", 201)
+
+
+def test_a_bias_that_was_asked_for_is_in_f64_as_well(tmp_path: Path) -> None:
+    """The contract is near f64 under every mode of the conv."""
+    case = state_case("gdn.step", state_file(tmp_path), sequences=2, conv_bias="bias_last")
+    trace = followed(case, 10, KERNEL, right(case))
+    assert max(trace.state_ulp) < 10
 
 
 def test_an_f16_state_that_overflows_is_named(tmp_path: Path) -> None:
@@ -157,7 +199,34 @@ def raises(problem, weights):
 def swells(problem, weights):
     return counted(problem, 9, lambda t: t["ssm_state"].fill_(float("inf")))
 
-KERNELS = [Kernel(id=f"mine:gdn.recurrent:{n}", prepare=f":{n}") for n in ("late", "dies", "raises", "swells")]
+def own_state(problem, weights):
+    right, kept = prepare_recurrent(problem, {}), []
+    def run(t):
+        kept[:] = kept or [t["ssm_state"].clone()]
+        given = t["ssm_state"]
+        right({**t, "ssm_state": kept[0]})
+        given.copy_(kept[0])
+    return run
+
+def trespasses(problem, weights):
+    return counted(problem, 7, lambda t: t["a"].add_(1))
+
+def late_and_dies(problem, weights):
+    right = late(problem, weights)
+    return lambda t, seen=[0]: (right(t), seen.__setitem__(0, seen[0] + 1), seen[0] == 20 and 1 / 0)
+
+def ends(problem, weights):
+    import gc
+    from multiprocessing.connection import Connection
+    from replay.session.child import Done
+    def run(t):
+        pipe = next(o for o in gc.get_objects() if isinstance(o, Connection))
+        pipe.send(Done())
+        os._exit(0)
+    return run
+
+NAMES = ("late", "dies", "raises", "swells", "own_state", "trespasses", "late_and_dies", "ends")
+KERNELS = [Kernel(id=f"mine:gdn.recurrent:{n}", prepare=f":{n}") for n in NAMES]
 """
 
 
@@ -173,20 +242,29 @@ def test_children_that_end_badly_cost_their_own_chain(cli: Cli, tmp_path: Path) 
     ended = {name.removeprefix("mine:gdn.recurrent:"): (c["status"], len(c["state_ulp"])) for name, c in curves.items()}
     assert ended == {
         "the contract (f32 oracle)": ("BOUNDED", 20), "eager:gdn.recurrent": ("BOUNDED", 20),
-        "sycl:gdn.recurrent:heads": ("BOUNDED", 20), "late": ("FAIL", 20), "dies": ("CRASHED", 6), "raises": ("CRASHED", 2),
-        "swells": ("OVERFLOWED", 8),
+        "sycl:gdn.recurrent:heads": ("BOUNDED", 20), "late": ("FAIL", 20), "dies": ("CRASHED", 3), "raises": ("CRASHED", 1),
+        "swells": ("FAIL", 4), "own_state": ("FAIL", 20), "trespasses": ("FAIL", 20), "late_and_dies": ("FAIL", 9),
+        "ends": ("CRASHED", 0),
     }  # fmt: skip
-    assert "step 12: row 0 (token 0 of sequence 0" in curves["mine:gdn.recurrent:late"]["detail"]
+    told = {name.removeprefix("mine:gdn.recurrent:"): c["detail"] for name, c in curves.items()}
+    assert "step 6: taken again at other addresses it wrote something else" in told["late"]
+    assert re.match(
+        r"step 1: taken again at other addresses it wrote something else, first in row \d of ssm_state", told["own_state"]
+    )
+    assert told["trespasses"].startswith("step 4: changed its input a")
+    assert re.match("step 6: taken again .*; step 10: ZeroDivisionError", told["late_and_dies"])
+    assert told["ends"] == "step 1: ended without an answer"
     assert "signal SIGSEGV" in done.stdout
     again = next(line for line in done.stdout.splitlines() if line.startswith("reproduce: ") and ":swells" in line)
     redone = cli(*shlex.split(again)[2:])
     assert redone.returncode == 1
-    assert "OVERFLOWED: step 9: a state is not finite in f32" in redone.stdout
+    assert "FAIL: step 5: row 0 (slot 0, which is nobody's) of ssm_state" in redone.stdout
+    assert "; step 5: a state is not finite in f32" in redone.stdout
     assert "inputs of 8 captured, the others drawn" in done.stdout
     assert cli("report", "found").returncode == 0
     page = (tmp_path / "found" / "report.html").read_text()
-    assert len(set(re.findall(r'id="curve-L0-gdn\.recurrent-\d+"', page))) == 7
-    assert '<tr class="red"><td>mine:gdn.recurrent:late</td><td>to step 11</td>' in page
+    assert len(set(re.findall(r'id="curve-0-\d+"', page))) == 10
+    assert '<tr class="red"><td>mine:gdn.recurrent:swells</td><td>to step 4</td>' in page
 
 
 @pytest.mark.parametrize(
@@ -194,6 +272,8 @@ def test_children_that_end_badly_cost_their_own_chain(cli: Cli, tmp_path: Path) 
     [
         (("--stage", "gdn.conv"), "--stage: name: expected gdn.recurrent or gdn.step, which have a state to feed back, got gdn.conv"),
         (("--max-scaled-ulp", "nan"), "--max-scaled-ulp: value: expected a number of 0 or more, got nan"),
+        (("--max-scaled-ulp", "inf"), "--max-scaled-ulp: value: expected a number of 0 or more, got inf"),
+        (("--state", "qwen36-generated"), "qwen36-generated: --state: expected captured states, got routes"),
         (("--steps", "0"), "b70-replay chain: Invalid value for '--steps': 0 is not in the range 1<=x<=1000000."),
     ],
 )  # fmt: skip

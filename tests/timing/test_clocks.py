@@ -148,3 +148,18 @@ def test_a_host_clock_times_what_is_done_when_the_call_returns(monkeypatch: pyte
     monkeypatch.setattr(clocks, "host_ns", lambda: stream.now)
     span = HostClock().span(lambda: stream.queue(0, 700 * US))
     assert (span.ns, span.host_ns, span.flags) == (700 * US, None, ())
+
+
+def test_the_threads_are_awake_before_inputs_are_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Woken before the start, and once more behind one that took long; never between the start of the clock and the work."""
+    stream, log = Stream(), []
+    monkeypatch.setattr(clocks, "host_ns", lambda: stream.now)
+    clock = HostClock(wake=lambda: log.append("wake"))
+    for start_us in (50, 5000):
+        span = clock.span(
+            lambda: (log.append("work"), stream.queue(0, 700 * US)),
+            0,
+            lambda us=start_us: (log.append("start"), stream.queue(0, us * US)),
+        )
+        assert span.ns == 700 * US
+    assert log == ["wake", "start", "work", "wake", "start", "wake", "work"]
