@@ -5,12 +5,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from replay.model import Geometry, Sequence
-from replay.oracle.arith import rn_bf16
 from replay.stages import STAGES
-from tests.fuzz.strata import Choices, Drawn
+from tests.fuzz.strata import Choices, Drawn, altered
 from tests.gdn import state_case, state_file
 
 GDN = tuple(name for name in STAGES if name.startswith("gdn."))
@@ -73,20 +70,7 @@ def _file(geometry: str) -> Path:
 
 def special(inputs: dict[str, Any], values: str) -> dict[str, Any]:
     """The inputs with what was projected changed as ``values`` says."""
-    changed = dict(inputs)
-    for name in ("qkvz", "qkv", "ba", "a", "b"):
-        if name not in inputs or values == "normal":
-            continue
-        array = inputs[name].copy()
-        wide = (array.astype(np.uint32) << 16).view(np.float32)
-        if values == "zero rows":
-            array[::2] = 0
-        elif values == "tiny":
-            array = rn_bf16(wide * np.float32(1e-38))
-        else:
-            array = rn_bf16(np.clip(wide.astype(np.float64) * 1e37, -3e38, 3e38).astype(np.float32))
-        changed[name] = array
-    return changed
+    return inputs | {n: altered(inputs[n], values) for n in ("qkvz", "qkv", "ba", "a", "b") if n in inputs}
 
 
 def wanted(stage: str) -> tuple[str, ...]:

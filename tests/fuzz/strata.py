@@ -140,21 +140,22 @@ def special(inputs: dict[str, Any], values: str) -> dict[str, Any]:
             else:
                 scale *= np.float32(1e-30 if values == "tiny" else 1e30)
             changed |= {name: codes, f"{name}_scale": scale}
-    for name in ("x", "gate_up", "y", "routed"):
-        if name not in inputs or values == "normal":
-            continue
-        array = inputs[name].copy()
-        wide = (array.astype(np.uint32) << 16).view(np.float32)
-        if values == "zero rows":
-            array[::2] = 0
-        elif values == "tiny":
-            array = rn_bf16(wide * np.float32(1e-38))  # into the denormals
-        elif values == "huge":
-            array = rn_bf16(np.clip(wide * np.float32(1e37), -3e38, 3e38))
-        else:
-            array.reshape(len(array), -1)[:, -1] = 0x7F7F  # the largest finite bf16
-        changed[name] = array
-    return changed
+    return changed | {n: altered(inputs[n], values) for n in ("x", "gate_up", "y", "routed") if n in inputs}
+
+
+def altered(bits: Any, values: str) -> Any:
+    """A bf16 tensor changed as ``values`` says."""
+    array = bits.copy()
+    wide = (array.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+    if values == "zero rows":
+        array[::2] = 0
+    elif values == "tiny":
+        array = rn_bf16((wide * 1e-38).astype(np.float32))  # into the denormals
+    elif values == "huge":
+        array = rn_bf16(np.clip(wide * 1e37, -3e38, 3e38).astype(np.float32))
+    elif values == "one outlier":
+        array.reshape(len(array), -1)[:, -1] = 0x7F7F  # the largest finite bf16
+    return array
 
 
 def check(arms: Arms, kernel: Kernel, drawn: Drawn, special: Special = special) -> Exact | Inexact:

@@ -1,13 +1,19 @@
 """States fed back: what holds for a thousand steps, what shows, and where."""
 
 import json
+import os
 import re
 import shlex
+import signal
+import subprocess
+import sys
+import time
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 
 from replay.model import Case, Exact, Kernel
@@ -265,6 +271,53 @@ def test_children_that_end_badly_cost_their_own_chain(cli: Cli, tmp_path: Path) 
     page = (tmp_path / "found" / "report.html").read_text()
     assert len(set(re.findall(r'id="curve-0-\d+"', page))) == 10
     assert '<tr class="red"><td>mine:gdn.recurrent:swells</td><td>to step 4</td>' in page
+
+
+INTERRUPTED = """
+from pathlib import Path
+from replay.kernels.eager_gdn import prepare_recurrent
+from replay.model import Kernel
+
+def wrong(problem, weights):
+    right = prepare_recurrent(problem, {})
+    def run(t):
+        right(t)
+        t["core_attn_out"].mul_(-1)
+    return run
+
+def marks(problem, weights):
+    right, seen = prepare_recurrent(problem, {}), [0]
+    def run(t):
+        right(t)
+        seen[0] += 1
+        if seen[0] == 9:
+            Path("mark").touch()
+    return run
+
+KERNELS = [Kernel(id=f"mine:gdn.recurrent:{n}", prepare=f":{n}") for n in ("wrong", "marks")]
+"""
+
+
+def test_ctrl_c_keeps_what_was_found(tmp_path: Path) -> None:
+    """Exit 130 within seconds, the fault of the first step in chain.json, and no child left."""
+    (tmp_path / "mine.py").write_text(INTERRUPTED)
+    command = [
+        sys.executable, "-m", "replay", "chain", "--state", "qwen36-states-generated", "--stage", "gdn.recurrent", "--load", "mine.py",
+        "--kernel", "mine:*", "--steps", "1000000", "-o", "found",
+    ]  # fmt: skip
+    running = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, start_new_session=True)
+    limit = time.monotonic() + 60
+    while not (tmp_path / "mark").exists() and time.monotonic() < limit:
+        time.sleep(0.05)
+    os.killpg(running.pid, signal.SIGINT)
+    assert running.wait(20) == 130
+    found = json.loads((tmp_path / "found" / "chain.json").read_text())
+    curves = {c["kernel"].rpartition(":")[2]: c for c in found["curves"]}
+    assert found["interrupted"]
+    assert (curves["wrong"]["status"], curves["wrong"]["differs"], curves["marks"]["status"]) == ("FAIL", 1, "BOUNDED")
+    assert len(curves["marks"]["state_ulp"]) >= 4
+    left = [p for p in psutil.process_iter(["cmdline", "cwd"]) if p.info["cwd"] == str(tmp_path)]
+    assert left == []
 
 
 @pytest.mark.parametrize(
