@@ -3,7 +3,8 @@
 python bench/self/gdn_cold.py
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from time import perf_counter_ns
 
 import numpy as np
@@ -17,7 +18,7 @@ from replay.session.plan import Asked, make_plan
 KERNEL, TIMES = "sycl:gdn.recurrent:heads", 60
 
 
-def median_us(device: Device, calls: list[Callable[[], object]], wake: Callable[[], object], *, cold: bool) -> float:
+def median_us(device: Device, calls: Sequence[Callable[[], object]], wake: Callable[[], object], *, cold: bool) -> float:
     """µs of one call, each on the next of some bindings."""
     found = []
     for number in range(TIMES):
@@ -44,14 +45,12 @@ def main() -> None:
         inputs = arms.begin(case)
         run = arms.prepare(kernel, {})
         bindings = [arms.binding(inputs, {}) for _ in range(4)]
-        calls = [lambda t=b.tensors: run(t) for b in bindings]  # type: ignore[misc]  # bound now
+        calls = [partial(run, b.tensors) for b in bindings]
         nbytes = batch * case.problem.geometry.v_heads * case.problem.geometry.head_dim**2 * 4
         inplace = [p.call for p in memory(device, nbytes) if p.name == "torch.bitwise_not_"]
         warm, cold = (median_us(device, c, wake, cold=is_cold) for c, is_cold in ((calls[:1], False), (calls, True)))
         alone = median_us(device, inplace, wake, cold=True)
-        print(
-            f"{batch:2} sequences: warm {warm:.0f} µs, cold {cold:.0f} µs; {nbytes >> 10} KiB changed in place, cold {alone:.0f} µs"
-        )
+        print(f"{batch:2} sequences: warm {warm:.0f} µs, cold {cold:.0f} µs; {nbytes >> 10} KiB in place, cold {alone:.0f} µs")
 
 
 if __name__ == "__main__":
