@@ -27,8 +27,8 @@ venv: ## the environment in .venv (about a minute the first time)
 	  echo "$(WANT)" > $(STAMP); \
 	fi
 
-bench-moe: venv ## replay the shipped capture through every MoE kernel; 2 to 4 minutes, with FULL=1 eight to fifteen
-	@echo "bench-moe: $(if $(FULL),8,16) cases of layer 9 of captures/qwen36-generated, all MoE stages, $(if $(FULL),8 processes; 8 to 15 minutes,QUICK (one process; FULL=1 takes 8, on 8 cases, and 8 to 15 minutes); 2 to 4 minutes)"
+bench-moe: venv ## replay the shipped capture through every MoE kernel; 2 to 3 minutes, with FULL=1 eight to fifteen
+	@echo "bench-moe: $(if $(FULL),8,16) cases of layer 9 of captures/qwen36-generated, all MoE stages, $(if $(FULL),8 processes; 8 to 15 minutes,QUICK (one process; FULL=1 takes 8, on 8 cases, and 8 to 15 minutes); 2 to 3 minutes)"
 	@$(BIN)/b70-replay run --capture qwen36-generated --route-layer-regex 'layers\.9\.' --stage 'moe.*' $(if $(FULL),--max-cases 8,--quick --repeats 8) $(ARGS)
 
 bench-gdn: venv ## replay the generated states through every GDN kernel; 1 to 3 minutes, with FULL=1 ten
