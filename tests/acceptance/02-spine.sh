@@ -11,7 +11,7 @@ say() { echo "   $*"; }
 
 # make bench-moe ends within 3 minutes, every line BITWISE, with times and floors; it is replaying within 3 s.
 begin=$SECONDS
-make -s bench-moe ARGS="--max-cases 1 --repeats 4 --blocks 15 -o $out/moe" >"$out/moe.txt" &
+make -s bench-moe ARGS="--max-cases 1 --repeats 2 --blocks 10 -o $out/moe" >"$out/moe.txt" &
 run=$!
 until grep -qs '"record":"judged"' "$out/moe/run.jsonl" || ! kill -0 $run 2>/dev/null; do sleep 0.1; done
 first=$((SECONDS - begin))
@@ -28,7 +28,7 @@ lab=../shared/captures/lab/qwen36-routecapture6-rank0-layers9-14.jsonl
 if [ -f "$lab" ]; then
     begin=$SECONDS
     b70-replay --route-jsonl "$lab" --route-layer-regex 'layers\.9\.' --route-start-indices 0:64:32 --stage moe.route \
-        --stage moe.layer --repeats 4 --quick --blocks 10 -o "$out/lab" >"$out/lab.txt"
+        --stage moe.layer --repeats 2 --quick --blocks 5 -o "$out/lab" >"$out/lab.txt"
     [ $((SECONDS - begin)) -le 180 ]
     lines=$(grep -cE '^(eager|sycl):' "$out/lab.txt")
     [ "$lines" -ge 9 ]

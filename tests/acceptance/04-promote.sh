@@ -12,7 +12,7 @@ say() { echo "   $*"; }
 base=eager:moe.gemm2
 mine=sycl:moe.gemm2:topk_direct
 full() { # full NAME: an honest full run of two kernels on the shipped capture
-    b70-replay --route-jsonl qwen36-generated --route-layer-regex 'layers\.9\.' --max-cases 2 --stage moe.gemm2 \
+    b70-replay --route-jsonl qwen36-generated --route-layer-regex 'layers\.9\.' --max-cases 1 --stage moe.gemm2 \
         --kernel $base --kernel $mine --processes 5 -o "$1" >"$1.txt"
 }
 promote() { b70-replay promote "$@" --endpoint tiny-cpu; }

@@ -10,8 +10,9 @@ say() { echo "   $*"; }
 
 b70-replay calibrate >calibrate.txt
 for ceiling in read copy "in place" "from cache" "int8 product" "bf16 product" "empty launch"; do
-  [ "$(grep -c "^$ceiling .*\[.*\].*\[.*\]" calibrate.txt)" -eq 1 ]
+  [ "$(grep -cE "^$ceiling .*\[[0-9., ]+\].*\[[0-9., ]+\].*(torch\.|sycl )" calibrate.txt)" -eq 1 ]
 done
+[ "$(grep -cE '^[0-9]+ MiB ' calibrate.txt)" -eq 5 ]
 grep -q '^the clock steps by' calibrate.txt
 say "calibrate: seven ceilings, each twice with its interval"
 

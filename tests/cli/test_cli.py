@@ -1,7 +1,6 @@
 """The command line: one line and exit 2 for bad input, nothing written, no traceback."""
 
 import json
-import re
 from pathlib import Path
 
 import pytest
@@ -160,16 +159,3 @@ def test_a_device_that_is_not_there_is_refused(cli: Cli, tmp_path: Path) -> None
     assert done.returncode == 5
     assert done.stderr.startswith("--device: cuda: torch")
     assert not (tmp_path / "runs").exists()
-
-
-def test_calibrate_says_what_the_device_reaches(cli: Cli) -> None:
-    """Every ceiling twice with its interval and who reached it, a line a size, the clock's step."""
-    done = cli("calibrate")
-    assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
-    for name in ("read", "copy", "in place", "from cache", "int8 product", "bf16 product", "empty launch"):
-        line = next(text for text in lines if text.startswith(f"{name} "))
-        assert len(re.findall(r"[\d.]+ \[[\d.]+, [\d.]+\]", line)) == 2
-        assert re.search(r"(torch\.|sycl )\S+", line)
-    assert sum(bool(re.match(r"\d+ MiB ", line)) for line in lines) == 5
-    assert re.search(r"the clock steps by \d+ ns; ", lines[-1])

@@ -74,28 +74,23 @@ def test_killed_at_many_moments(cli: Cli, tmp_path: Path) -> None:
         assert len(list(pool.map(trial, range(trials)))) == trials
 
 
-def test_a_finished_run_resumes_to_itself(cli: Cli, tmp_path: Path) -> None:
-    """Nothing is done twice: the journal does not grow, and the table is printed again."""
-    first = cli(*RUN[:7], "--stage", "moe.route", "--quick", "--blocks", "5", "-o", "done")
-    assert first.returncode == 0, first.stderr
-    size = (tmp_path / "done" / j.NAME).stat().st_size
-    again = cli("run", "--resume", "done")
-    assert again.returncode == 0
-    assert (tmp_path / "done" / j.NAME).stat().st_size == size
-    assert again.stdout == first.stdout
-
-
-def test_resume_refuses_another_identity(cli: Cli, tmp_path: Path) -> None:
-    """A kernel file that changed since the run began is named, exit 5."""
+def test_a_finished_run_resumes_to_itself_and_to_no_other_identity(cli: Cli, tmp_path: Path) -> None:
+    """Nothing is done twice: the journal does not grow, and the table is printed again. A kernel file that changed since the
+    run began is named, exit 5."""
     kernel = tmp_path / "mine.py"
     kernel.write_text(
         "from replay.model import Kernel\nfrom replay.kernels.eager import prepare_route\n"
         "KERNELS = [Kernel(id='mine:moe.route', prepare=':prepare_route')]\n"
     )
-    done = cli(*RUN[:7], "--stage", "moe.route", "--kernel", "mine:*", "--load", kernel, "--quick", "--blocks", "5", "-o", "run")
-    assert done.returncode == 0, done.stderr
-    kernel.write_text(kernel.read_text() + "# rebuilt\n")
+    first = cli(*RUN[:7], "--stage", "moe.route", "--kernel", "mine:*", "--load", kernel, "--quick", "--blocks", "5", "-o", "run")
+    assert first.returncode == 0, first.stderr
+    size = (tmp_path / "run" / j.NAME).stat().st_size
     again = cli("run", "--resume", "run")
-    assert again.returncode == 5
-    assert "the identity changed: sources" in again.stderr
-    assert "mine.py" in again.stderr
+    assert again.returncode == 0
+    assert (tmp_path / "run" / j.NAME).stat().st_size == size
+    assert again.stdout == first.stdout
+    kernel.write_text(kernel.read_text() + "# rebuilt\n")
+    refused = cli("run", "--resume", "run")
+    assert refused.returncode == 5
+    assert "the identity changed: sources" in refused.stderr
+    assert "mine.py" in refused.stderr

@@ -66,10 +66,10 @@ def rounded_beta(case: Case, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 @pytest.mark.parametrize(("stage", "layout"), [("gdn.recurrent", "v_k"), ("gdn.step", "k_v")])
 def test_the_contract_stays_near_f64(stage: str, layout: str, tmp_path: Path) -> None:
-    """A thousand steps: f32 gathers tens of ulp and no more, whatever the layout; captured inputs come first."""
+    """f32 gathers tens of ulp and no more, whatever the layout; captured inputs come first. (A thousand: acceptance 07.)"""
     case = state_case(stage, state_file(tmp_path, steps=4), sequences=2, state_layout=layout)
-    trace = followed(case, 1000, KERNEL, right(case))
-    assert (trace.status, trace.differs, len(trace.state_ulp)) == ("BOUNDED", None, 1000)
+    trace = followed(case, 300, KERNEL, right(case))
+    assert (trace.status, trace.differs, len(trace.state_ulp)) == ("BOUNDED", None, 300)
     assert max(trace.state_ulp[:10]) < 10
     assert 1 < max(trace.state_ulp) < 100
     assert max(trace.out_ulp) < 1  # bf16 hides what f32 gathers
@@ -77,9 +77,9 @@ def test_the_contract_stays_near_f64(stage: str, layout: str, tmp_path: Path) ->
 
 
 def test_beta_in_bf16_drifts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A budgeted kernel with a rounded beta is far from f64 at the first step, and farther after a thousand."""
+    """A budgeted kernel with a rounded beta is far from f64 at the first step, and farther after a few hundred."""
     case = state_case("gdn.recurrent", state_file(tmp_path), sequences=2)
-    trace = followed(case, 1000, BUDGETED, rounded_beta(case, monkeypatch))
+    trace = followed(case, 300, BUDGETED, rounded_beta(case, monkeypatch))
     assert trace.status == "DRIFTED"
     assert re.match(
         r"step 1: the states are \d[\d.e+]+ scaled ulp farther from f64 than the contract's \(limit 5\)", trace.detail
@@ -316,8 +316,10 @@ def test_ctrl_c_keeps_what_was_found(tmp_path: Path) -> None:
     assert found["interrupted"]
     assert (curves["wrong"]["status"], curves["wrong"]["differs"], curves["marks"]["status"]) == ("FAIL", 1, "BOUNDED")
     assert len(curves["marks"]["state_ulp"]) >= 4
-    left = [p for p in psutil.process_iter(["cmdline", "cwd"]) if p.info["cwd"] == str(tmp_path)]
-    assert left == []
+    limit = time.monotonic() + 10  # the server that children are forked from ends when it sees that its parent has
+    while left := [p.info for p in psutil.process_iter(["cmdline", "cwd"]) if p.info["cwd"] == str(tmp_path)]:
+        assert time.monotonic() < limit, left
+        time.sleep(0.1)
 
 
 @pytest.mark.parametrize(
