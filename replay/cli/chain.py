@@ -14,8 +14,6 @@ from replay.errors import InputError
 if TYPE_CHECKING:
     from replay.studies.curves import Chain
 
-STAGES = ("gdn.recurrent", "gdn.step")
-
 
 @click.command("chain")
 @chosen
@@ -42,7 +40,8 @@ def command(steps: int, reset: str, max_scaled_ulp: float, output: Path | None, 
 
     if not 0 <= max_scaled_ulp < math.inf:
         raise InputError("--max-scaled-ulp", "value", "a number of 0 or more", str(max_scaled_ulp))
-    _check_states(options["capture"])
+    if options["capture"] is None:
+        raise InputError("chain", "--state", "a state file or a capture folder", "none")
     workers.warm_start()
     from replay.cli.progress import bar
     from replay.results import chain as shown
@@ -55,9 +54,10 @@ def command(steps: int, reset: str, max_scaled_ulp: float, output: Path | None, 
     asked = Asked(
         **{k: options[k] for k in ("capture", "route_layer_regex", "route_start_indices", "kernels", "load", "device", "model")},
         **{k: options[k] for k in ("tp", "timeout", "seed", "case_ids")},
-        stages=options["stages"] or (() if options["case_ids"] else STAGES),
+        stages=options["stages"] or (() if options["case_ids"] else gdn_chain.FED_BACK),
         max_cases=options["max_cases"] or (None if options["case_ids"] else 1),
         route_windows=parse_windows(options["route_window_size"]), modes=parse_modes(options["modes"]), processes=1,
+        holding="states",
     )  # fmt: skip
     plan = make_plan(asked)
     for case in plan.cases:
@@ -72,16 +72,6 @@ def command(steps: int, reset: str, max_scaled_ulp: float, output: Path | None, 
         click.echo(shown.text(found))
         click.echo(f"wrote {folder}/chain.json; `b70-replay report {folder}` draws the curves")
     return exit_code(found, plan.named)
-
-
-def _check_states(path: str | None) -> None:
-    """InputError for a capture that has no states to feed back."""
-    from replay.captures import locate, open_capture
-
-    if path is None:
-        raise InputError("chain", "--state", "a state file or a capture folder", "none")
-    if (capture := open_capture(locate(path))).holds != "states":
-        raise InputError(path, "--state", "captured states", capture.holds)
 
 
 def exit_code(found: "Chain", named: tuple[str, ...]) -> int:

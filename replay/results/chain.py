@@ -6,7 +6,7 @@ from itertools import groupby
 import numpy as np
 from tabulate import tabulate
 
-from replay.results.report import svg
+from replay.results.report import render, svg
 from replay.studies.curves import CONTRACT, Chain, Curve
 
 SHOWN = (1, 10, 100, 1000, 10_000)  # steps that have a column
@@ -76,18 +76,11 @@ def notes(chain: Chain) -> list[str]:
 
 def page(chain: Chain, folder: str) -> str:
     """A self-contained page with a curve for every arm."""
-    import jinja2
-
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("replay.results"), undefined=jinja2.StrictUndefined, autoescape=True
-    )
     shown = [
         (title, [(cells(c, chain), c.reproduce) for c in curves], picture(curves, number))
         for number, (title, curves) in enumerate(tables(chain))
     ]
-    return environment.get_template("chain.html.j2").render(
-        chain=chain, folder=folder, heads=heads(chain), tables=shown, notes=notes(chain)
-    )
+    return render("chain.html.j2", chain=chain, folder=folder, heads=heads(chain), tables=shown, notes=notes(chain))
 
 
 def picture(curves: list[Curve], case: int) -> str:

@@ -23,12 +23,8 @@ FARTHEST = 25  # % from the median
 
 def page(result: Result, seen: Seen, folder: str, bridge: Sequence[tuple[str, Any]]) -> str:
     """The whole page; ``folder`` is the run's, ``bridge`` holds (kernel, prediction) where there is one."""
-    import jinja2
-
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("replay.results"), undefined=jinja2.StrictUndefined, autoescape=True
-    )
-    return environment.get_template("report.html.j2").render(
+    return render(
+        "report.html.j2",
         result=result, folder=folder, heads=table.heads(result), tables=list(_tables(result)),
         missing=sorted(table.unavailable(result).items()), bridge=bridge,
         floors=floors(result.rows), drift=drift(seen),
@@ -36,6 +32,16 @@ def page(result: Result, seen: Seen, folder: str, bridge: Sequence[tuple[str, An
         machine=table.machine_text(*result.machine) if result.machine else None,
         identity=list(_flat(result.identity)),
     )  # fmt: skip
+
+
+def render(template: str, **values: Any) -> str:
+    """One of our templates, filled; whatever it names must be there."""
+    import jinja2
+
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("replay.results"), undefined=jinja2.StrictUndefined, autoescape=True
+    )
+    return environment.get_template(template).render(**values)
 
 
 def _tables(result: Result) -> Any:

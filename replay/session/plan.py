@@ -24,12 +24,13 @@ from replay.stages.stage import Stage
 from replay.verdict import is_quick
 
 DEFAULT_MODEL, DEFAULT_TP = "qwen36", 4
+OPTION = {"routes": "--route-jsonl", "states": "--state"}  # what a capture holds → the option that asks for it
 FAMILY = {"routes": "moe", "states": "gdn"}  # what a capture holds → the stages that it drives
 
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """The options of ``run``, parsed but not yet checked against anything."""
+    """The options of ``run``, parsed but not yet checked against anything; ``holding``: what the capture must hold."""
 
     capture: str | None
     route_layer_regex: str | None = None
@@ -57,6 +58,7 @@ class Asked:
     margin: float = 0.01
     seed: int = 7
     require: str | None = None
+    holding: Literal["routes", "states"] | None = None
 
 
 def make_plan(asked: Asked) -> Plan:
@@ -69,6 +71,8 @@ def make_plan(asked: Asked) -> Plan:
     kernels = registry.registered(asked.load, kernels_of_file)
     check_stages(kernels.values())
     capture = open_capture(locate(asked.capture))
+    if asked.holding not in (None, capture.holds):
+        raise InputError(asked.capture, OPTION[asked.holding], f"captured {asked.holding}", capture.holds)
     selected = _named_cases(asked, capture) if asked.case_ids else _selected_cases(asked, capture)
     stages = list(dict.fromkeys(c.problem.stage for c in selected))
     chosen, named = registry.select(kernels, asked.kernels or ("*",), stages)

@@ -5,7 +5,7 @@ state captures draws them.
 """
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,9 +19,10 @@ from replay.errors import InputError
 from replay.model import Case
 from replay.stages import STAGES
 from replay.stages.draw import generator
-from replay.stages.gdn_tensors import Drawn, open_states_once, reordered
+from replay.stages.gdn_tensors import Drawn, reordered
 from replay.stages.stage import Outputs, Tensors
 
+FED_BACK = ("gdn.recurrent", "gdn.step")  # the stages with a recurrent state
 NAN_BYTE = 0xFF  # every byte of what a step must not read, or has to write: NaN in each dtype
 
 
@@ -37,26 +38,27 @@ def links(case: Case, reset: str) -> Iterator[Link]:
     """Step after step, without end. Where the stage has no conv of its own, q|k|v come from the contract's, whose states go on;
     under ``fresh`` each step finds those that the first one found."""
     names = [s.name for s in STAGES[case.problem.stage].specs(case.problem) if s.role == "in"]
-    history = first = Drawn(case).table("conv_state")
+    begin = Drawn(case)
+    at = _rows_by_step(begin.file)
+    history = first = begin.table("conv_state")
     lasts = True
     for number in itertools.count():
-        rows = _captured(case, number) if lasts else None
+        rows = _captured(begin, at, number) if lasts else None
         lasts = rows is not None
-        drawn = rows or Drawn(case, _projections(case, number))
+        drawn = rows or Drawn(case, _projections(begin, number))
         inputs: Tensors = {name: drawn.get(name) for name in names if name != "qkv"}
         if "qkv" in names:  # what a stage's own conv would make is not for the process that runs it to know
             inputs["qkv"], history = drawn.convolved(first if reset == "fresh" else history)
         yield Link(inputs, lasts)
 
 
-def _captured(case: Case, number: int) -> Drawn | None:
+def _captured(begin: Drawn, at: Mapping[tuple[int, int], int], number: int) -> Drawn | None:
     """The case so many steps later, or None where the capture has no row of one of its sequences then."""
-    file, held = open_states_once(case.states.path), case.states
-    at = _rows_by_step(file)
+    case, index, held = begin.case, begin.file.index, begin.case.states
     moved = []
     for sequence in held.sequences:
         (row,) = sequence.tokens
-        later = at.get((int(file.index["step"][row]) + number, int(file.index["sequence"][row])))
+        later = at.get((int(index["step"][row]) + number, int(index["sequence"][row])))
         if later is None:
             return None
         moved.append(msgspec.structs.replace(sequence, tokens=(later,)))
@@ -64,15 +66,17 @@ def _captured(case: Case, number: int) -> Drawn | None:
 
 
 def _rows_by_step(file: StateFile) -> dict[tuple[int, int], int]:
+    """(step, sequence) → row of a file."""
     pairs = zip(file.index["step"].tolist(), file.index["sequence"].tolist(), strict=True)
     return {key: row for row, key in enumerate(pairs)}
 
 
-def _projections(case: Case, number: int) -> dict[str, NDArray[Any]]:
-    drawn = draw_projections(generator(case.id, "chain", number), case.problem.rows, case.problem.geometry)
-    held = Drawn(case)
-    order = held.file.modes.get("reorder_input", "contiguous")
-    return {n: a if order == "contiguous" else reordered(a, n, held.heads, "contiguous", order) for n, a in drawn.items()}
+def _projections(begin: Drawn, number: int) -> dict[str, NDArray[Any]]:
+    """A drawn step, in the file's order."""
+    problem = begin.problem
+    drawn = draw_projections(generator(begin.case.id, "chain", number), problem.rows, problem.geometry)
+    order = begin.file.modes.get("reorder_input", "contiguous")
+    return {n: a if order == "contiguous" else reordered(a, n, begin.heads, "contiguous", order) for n, a in drawn.items()}
 
 
 # ---------------------------------------------------------------- from one step to the next
@@ -80,8 +84,8 @@ def _projections(case: Case, number: int) -> dict[str, NDArray[Any]]:
 
 def check(case: Case) -> None:
     """InputError for a case that no state can be fed back in."""
-    if not any(s.name == "ssm_state" for s in STAGES[case.problem.stage].specs(case.problem)):
-        raise InputError("--stage", "name", "gdn.recurrent or gdn.step, which have a state to feed back", case.problem.stage)
+    if case.problem.stage not in FED_BACK:
+        raise InputError("--stage", "name", f"{' or '.join(FED_BACK)}, which have a state to feed back", case.problem.stage)
 
 
 def owned(first: Tensors) -> NDArray[np.intp]:

@@ -48,7 +48,6 @@ class Trace:
     case: Case
     name: str
     kernel: Kernel | None
-    dtype: str
     state_ulp: list[float] = field(default_factory=list)
     out_ulp: list[float] = field(default_factory=list)
     status: Status = "BOUNDED"
@@ -57,6 +56,11 @@ class Trace:
     farther: float = 0.0
     at: int | None = None
     ended: bool = False
+
+    @property
+    def dtype(self) -> str:
+        """Of the states."""
+        return self.case.problem.mode("ssm_state")
 
     def fault(self, status: Status, step: int, told: str) -> None:
         """Something is wrong at a step, counted from 1; DRIFTED gives way to what is graver."""
@@ -183,10 +187,10 @@ class Found:
 
 def _traces(plan: Plan, case: Case, tested: Selftested, doubt: str | None) -> list[Trace]:
     """The contract's arm and one a kernel; those that take no step have ended."""
-    stage, dtype = STAGES[case.problem.stage], case.problem.mode("ssm_state")
-    traces = [Trace(case, CONTRACT, None, dtype)]
+    stage = STAGES[case.problem.stage]
+    traces = [Trace(case, CONTRACT, None)]
     for kernel in plan.kernels_of(stage.name):
-        trace = Trace(case, kernel.id, kernel, dtype)
+        trace = Trace(case, kernel.id, kernel)
         if why := unavailable(kernel, case.problem, plan.device) or tested.lacks(kernel.rests_on):
             trace.status, trace.detail, trace.ended = "UNAVAILABLE", why, True
         elif why := doubt or tested.doubt((*stage.rests_on, *kernel.rests_on)):

@@ -31,7 +31,7 @@ class Ceiling:
         from replay.kernels.probes import probes
 
         self.clock, self.rounds = clock_of(device), QUICK_ROUNDS if quick else CEILING_ROUNDS
-        self.every_ns, self.measured_ns = LOOK_EVERY_NS if quick else 0, 0
+        self.quick, self.measured_ns = quick, 0
         self.probes = list(probes(device, CEILING_PASSES * device.llc_bytes()))
         self.calls: dict[Probe, int] = {}
         self.best: dict[str, Probe] = {}  # term → what reached it
@@ -39,7 +39,7 @@ class Ceiling:
     def measure(self) -> Ceilings:
         """One calibration."""
         begin = host_ns()
-        settle_ns = 0 if self.every_ns and self.calls else SETTLE_NS  # a look settles once
+        settle_ns = 0 if self.quick and self.calls else SETTLE_NS  # a look settles once
         while host_ns() - begin < settle_ns:  # a machine that was idle reads at half its rate for the first moments
             _time_one(self.clock, self.probes[0], 1)
 
@@ -81,7 +81,7 @@ class Ceiling:
 
     def due(self) -> bool:
         """Whether it is time for the memory ceilings again."""
-        return host_ns() - self.measured_ns >= self.every_ns
+        return not self.quick or host_ns() - self.measured_ns >= LOOK_EVERY_NS
 
 
 # The host's part of a call on an accelerator, at most: what is queued ahead of a probe keeps the device from waiting for it.

@@ -32,7 +32,7 @@ BUDGETED = Kernel(id="mine:gdn.recurrent", prepare=":prepare", budgeted=True)
 
 def followed(case: Case, steps: int, kernel: Kernel, write: Any, reset: str = "chain", limit: float = 5) -> Trace:
     """An arm whose step is ``write(number, inputs) → outputs``, its states fed back."""
-    trace = Trace(case, kernel.id, kernel, case.problem.mode("ssm_state"))
+    trace = Trace(case, kernel.id, kernel)
     first = STAGES[case.problem.stage].inputs(case)
     before = None
     for number, (truth, link) in enumerate(zip(truths(case, reset), links(case, reset), strict=False)):
@@ -153,7 +153,7 @@ def test_one_head_is_not_hidden_behind_another(tmp_path: Path) -> None:
     outputs = {name: np.array(value) for name, value in truth.want.items()}
     head = outputs["ssm_state"][owned(truth.inputs)[0], near]
     head += np.float32(6) * np.spacing(np.abs(head).max(axis=1, keepdims=True))
-    trace = Trace(case, BUDGETED.id, BUDGETED, "f32")
+    trace = Trace(case, BUDGETED.id, BUDGETED)
     take(trace, 200, truth, outputs, Limits(201, "chain", 2))
     assert (trace.status, trace.at) == ("DRIFTED", 201)
 
