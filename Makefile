@@ -65,7 +65,7 @@ lint: venv ## ruff and mypy --strict
 
 captures: venv ## make the shipped captures again from their seeds
 	@$(BIN)/python -m replay.captures.generate captures/qwen36-generated
-	@$(BIN)/python -m replay.captures.generate_states captures/qwen36-states-generated
+	@$(BIN)/python -m replay.captures.seeded captures
 
 bench-self: venv ## benchmarks of the tool itself
 	@$(BIN)/python bench/self/read_routes.py

@@ -1,4 +1,5 @@
-"""What a capture looks like in numbers: rows, skew, repeats, overlap of routes; shapes, strides and ranges of states."""
+"""What a capture looks like in numbers: rows, skew, repeats, overlap of routes; shapes, strides and ranges of states;
+ties of logits."""
 
 import itertools
 from collections.abc import Iterator
@@ -8,6 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from replay.captures.logits import open_logits
 from replay.captures.manifest import Capture
 from replay.captures.routes import read_batches
 from replay.captures.select import layer_label
@@ -107,3 +109,21 @@ def summarise_states(path: Path) -> Iterator[list[str]]:
         of = f"{list(table.shape)} by {list(table.stride)} + {table.storage_offset}" if table else ""
         ends = [f"{end:.4g}" for end in (values.min(), values.max())] if values.size else ["", ""]
         yield [layer_label(file.layer), name, file.dtype(name), str(list(array.shape)), of, *ends]
+
+
+TIES_AT = (1, 20)
+LOGIT_HEADERS = ["layer", "dtype", "shape", "requests", "least", "largest", *(f"ties at {k}" for k in TIES_AT)]
+
+
+def summarise_logits(path: Path) -> list[str]:
+    """One line: shape and range, and in what share of rows the k-th largest logit ties with the next, so that k of them are no
+    one selection."""
+    file = open_logits(path)
+    held = file.tensor("logits")
+    bits = (held.astype(np.uint32) << 16).view(np.float32) if held.dtype == np.uint16 else held
+    ordered = -np.partition(-bits, max(TIES_AT), axis=1)[:, : max(TIES_AT) + 1]
+    ordered.sort(axis=1)
+    ties = [np.mean(ordered[:, -k] == ordered[:, -k - 1]) for k in TIES_AT]
+    requests = len(np.unique(file.tensor("request")))
+    ends = [f"{end:.4g}" for end in (bits.min(), bits.max())]
+    return [file.layer, file.dtype("logits"), str(list(held.shape)), str(requests), *ends, *(f"{t:.0%}" for t in ties)]

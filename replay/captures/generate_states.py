@@ -7,9 +7,6 @@ that a seed gives the same capture everywhere; the manifest's sha256 says so. A 
 alone: those of the later ones follow from it.
 """
 
-import os
-import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +14,10 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from replay.captures.manifest import MANIFEST, FileEntry, Manifest, file_sha256
+from replay.captures.manifest import FileEntry, file_sha256
 from replay.captures.states import FORM, LAYER
-from replay.errors import InputError
-from replay.model import Geometry, preset
-
-FUNCTION = "replay.captures.generate_states:generate"
-_NAMES = {"float32": "F32", "float16": "F16", "int32": "I32", "uint16": "BF16"}
+from replay.captures.tensors import bf16, save_tensors
+from replay.model import Geometry
 
 
 class StateModel(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,33 +62,14 @@ def draw_projections(rng: np.random.Generator, rows: int, g: Geometry) -> dict[s
     return {"qkvz": qkvz, "ba": bf16(np.concatenate([b, a], axis=1))}
 
 
-def bf16(x: NDArray[np.float32]) -> NDArray[np.uint16]:
-    """f32 → bf16 bits, round to nearest even, of finite numbers. (The oracle's own is of another room.)"""
-    u = np.ascontiguousarray(x).view(np.uint32)
-    return ((u + (0x7FFF + ((u >> 16) & 1))) >> 16).astype(np.uint16)
-
-
 def save(path: Path, layer: int, tensors: dict[str, NDArray[Any]], modes: dict[str, str]) -> None:
-    """Write one layer's state file in safetensors' form; uint16 is taken as bf16."""
+    """Write one layer's state file; uint16 is taken as bf16."""
     caches = {name: _whole(tensors[name]) for name in ("conv_state", "ssm_state")}
     meta = {
         "form": FORM, "layer": LAYER.format(layer), "modes": msgspec.json.encode(modes).decode(),
         "caches": msgspec.json.encode(caches).decode(),
     }  # fmt: skip
-    entries: dict[str, Any] = {"__metadata__": meta}
-    at = 0
-    for name, array in tensors.items():
-        entries[name] = {"dtype": _NAMES[array.dtype.name], "shape": array.shape, "data_offsets": (at, at + array.nbytes)}
-        at += array.nbytes
-    header = msgspec.json.encode(entries)
-    header += b" " * (-len(header) % 8)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with temporary.open("wb") as stream:
-        stream.write(len(header).to_bytes(8, "little") + header)
-        for array in tensors.values():
-            stream.write(np.ascontiguousarray(array).tobytes())
-    temporary.replace(path)  # another process may be making the same
+    save_tensors(path, meta, tensors)
 
 
 def _whole(array: NDArray[Any]) -> dict[str, Any]:
@@ -110,30 +85,3 @@ def generate(folder: Path, geometry: Geometry, model: StateModel) -> list[FileEn
         save(path, layer, draw_layer(model, layer, geometry), {})
         entries.append(FileEntry(path.name, "states", file_sha256(path), path.stat().st_size))
     return entries
-
-
-def again(folder: Path, manifest: Manifest) -> None:
-    """Make the files that a manifest describes; check_files says whether they are the same."""
-    parameters = {name: value for name, value in (manifest.generator or {}).items() if name != "function"}
-    try:
-        model = msgspec.convert(parameters, StateModel)
-    except msgspec.ValidationError as error:
-        raise InputError(manifest.name, "generator", "the fields of a StateModel", str(error)) from None
-    generate(folder, manifest.geometry, model)
-
-
-def describe(folder: Path, name: str, geometry: Geometry, model: StateModel) -> Manifest:
-    """Write the manifest alone: its files are made when the capture is first opened."""
-    with tempfile.TemporaryDirectory() as made:
-        files = generate(Path(made), geometry, model)
-    manifest = Manifest(
-        form="b70-capture/1", name=name, origin="generated", made_by="make captures", geometry=geometry, modes={}, files=files,
-        generator={"function": FUNCTION, **msgspec.to_builtins(model)},
-    )  # fmt: skip
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n")
-    return manifest
-
-
-if __name__ == "__main__":
-    describe(Path(sys.argv[1]), "qwen36-states-generated", preset("qwen36", 4), StateModel())

@@ -8,16 +8,15 @@ from typing import Any, Literal
 
 import msgspec
 
-from replay import cache
 from replay.data import path as data_path
 from replay.errors import InputError
 from replay.model import Geometry
 
 MANIFEST = "manifest.json"
-STATE_SUFFIX = ".safetensors"
+TENSOR_SUFFIX = ".safetensors"
 
 
-Holds = Literal["routes", "states"]
+Holds = Literal["routes", "states", "logits"]
 
 
 class FileEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -108,7 +107,7 @@ def locate(name: str) -> Path:
 
 
 def open_capture(path: Path) -> Capture:
-    """Open a capture folder, or one route or state file (a manifest beside it that names it is used).
+    """Open a capture folder, or one route, state or logit file (a manifest beside it that names it is used).
 
     Raises InputError for a missing path, a folder without a manifest, or a file that its manifest does not describe.
     """
@@ -123,18 +122,22 @@ def open_capture(path: Path) -> Capture:
         if entries:
             return _described(folder, manifest, entries)
         if path.is_dir():
-            raise InputError(str(folder / MANIFEST), "files", "a file that holds routes or states", "none")
+            raise InputError(str(folder / MANIFEST), "files", "a file that holds routes, states or logits", "none")
     if not path.is_file():
         raise InputError(str(path), "path", "a regular file", "something else")
     sha256 = file_sha256(path)
-    if path.suffix == STATE_SUFFIX:
-        return Capture(sha256[:8], "states", (path,), sha256, None, _modes_of([path]))
+    if path.suffix == TENSOR_SUFFIX:
+        from replay.captures.tensors import holds_of
+
+        return Capture(sha256[:8], holds_of(path), (path,), sha256, None, _modes_of([path]))
     return Capture(sha256[:8], "routes", (path,), sha256, None, {})
 
 
 def _described(folder: Path, manifest: Manifest, entries: list[FileEntry]) -> Capture:
     """A capture as its manifest describes it; several routes, or both kinds in one, are read as the first one's."""
-    folder = made(folder, manifest)
+    from replay.captures.seeded import folder_of
+
+    folder = folder_of(folder, manifest)
     check_files(folder, manifest)
     holds = entries[0].holds
     chosen = [e for e in entries if e.holds == holds][: 1 if holds == "routes" else None]
@@ -144,28 +147,13 @@ def _described(folder: Path, manifest: Manifest, entries: list[FileEntry]) -> Ca
     return Capture(manifest.name, holds, files, sha256, manifest, modes)
 
 
-def made(folder: Path, manifest: Manifest) -> Path:
-    """The folder with a capture's files: its own, or where they are to be generated the one in the cache, made when it is not
-    there. States are megabytes that a seed gives as well."""
-    from replay.captures import generate_states
-
-    by_seed = manifest.generator is not None and manifest.generator.get("function") == generate_states.FUNCTION
-    if not by_seed or all((folder / e.path).exists() for e in manifest.files):
-        return folder
-    key = hashlib.sha256(msgspec.json.encode([manifest.files, manifest.generator])).hexdigest()[:16]
-    cached = cache.folder() / "captures" / f"{manifest.name}-{key}"
-    if not all((cached / e.path).is_file() for e in manifest.files):
-        generate_states.again(cached, manifest)
-    return cached
-
-
 def _modes_of(files: Iterable[Path]) -> dict[str, str]:
-    """The modes that state files were captured with; InputError where two differ."""
-    from replay.captures.states import open_states
+    """The modes that tensor files were captured with; InputError where two differ."""
+    from replay.captures.tensors import modes_of
 
     modes: dict[str, str] = {}
     for file in files:
-        for name, value in open_states(file).modes.items():
+        for name, value in modes_of(file).items():
             if modes.setdefault(name, value) != value:
                 raise InputError(str(file), f"mode {name}", f"{modes[name]}, as in the files before it", value)
     return modes

@@ -8,12 +8,9 @@ of a file, R rows of them N with states::
     conv_weights [conv_dim, W]  conv_bias [conv_dim]    A_log [Hv] f32   dt_bias [Hv]
     step, sequence, slot, state_row  int32 [R]          slot −1: a padding row; state_row −1: no states were kept
 
-The metadata holds ``form``, ``layer``, ``modes`` (the named modes, as JSON) and ``caches`` (shape, stride and storage offset of
-the tables that the states were rows of, as JSON). bf16 comes as uint16 bit patterns. Files are mapped, not read: numpy has no
-bf16, for which safetensors' own reader wants torch or a copy of all bytes.
+The metadata also holds ``caches`` (shape, stride and storage offset of the tables that the states were rows of, as JSON).
 """
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -25,22 +22,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from replay.captures.manifest import Capture
-from replay.captures.select import Select, chosen_starts, compiled, layer_label
+from replay.captures.select import Select, layer_label
+from replay.captures.tensors import FORMS, TensorFile, chosen_files, decoded, open_tensors, starts_of
 from replay.errors import InputError
 from replay.model import Case, CaseId, Geometry, Sequence, Source, States
 
-FORM = "b70-state/1"
+FORM = FORMS["states"]
 LAYER = "model.layers.{}.linear_attn"
-_DTYPES = {"BF16": "<u2", "F16": "<f2", "F32": "<f4", "I32": "<i4"}
-NAMES = {"BF16": "bf16", "F16": "f16", "F32": "f32", "I32": "i32"}
 _INDEX = ("step", "sequence", "slot", "state_row")
-_HEADER_LIMIT = 100 << 20
-
-
-class _Tensor(msgspec.Struct, frozen=True):
-    dtype: str
-    shape: tuple[int, ...]
-    data_offsets: tuple[int, int]
 
 
 class Cache(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -52,31 +41,14 @@ class Cache(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 @dataclass(frozen=True)
-class StateFile:
-    """One opened file; tensors are views of the mapped bytes."""
+class StateFile(TensorFile):
+    """One opened state file."""
 
-    path: Path
-    layer: str
-    modes: dict[str, str]
-    caches: dict[str, Cache]
-    entries: dict[str, _Tensor]
-    data: NDArray[np.uint8]
-
-    def has(self, name: str) -> bool:
-        """Whether the file has a tensor of that name."""
-        return name in self.entries
-
-    def dtype(self, name: str) -> str:
-        """``bf16``, ``f16``, ``f32`` or ``i32``."""
-        return NAMES[self.entries[name].dtype]
-
-    def tensor(self, name: str) -> NDArray[Any]:
-        """One tensor; InputError where the file has none."""
-        if name not in self.entries:
-            raise InputError(str(self.path), name, "a tensor of that name", "none")
-        entry = self.entries[name]
-        begin, end = entry.data_offsets
-        return self.data[begin:end].view(_DTYPES[entry.dtype]).reshape(entry.shape)
+    @cached_property
+    def caches(self) -> dict[str, Cache]:
+        """The tables that states were rows of."""
+        found: dict[str, Cache] = decoded(self.path, self.meta, "caches", dict[str, Cache])
+        return found
 
     @cached_property
     def index(self) -> dict[str, NDArray[np.int32]]:
@@ -86,39 +58,9 @@ class StateFile:
 
 def open_states(path: Path) -> StateFile:
     """Map a file and read its header; InputError for anything that is not a state file."""
-
-    def refused(field: str, expected: str, got: object) -> InputError:
-        return InputError(str(path), field, expected, str(got))
-
-    if path.stat().st_size < 8:
-        raise refused("header", "a safetensors file", f"{path.stat().st_size} bytes")
-    data = np.memmap(path, np.uint8, "r")
-    length = int(data[:8].view("<u8")[0])
-    if length > min(len(data) - 8, _HEADER_LIMIT):
-        raise refused("header", "a safetensors file", f"a header of {length} bytes in a file of {len(data)}")
-    try:
-        header = msgspec.json.decode(bytes(data[8 : 8 + length]), type=dict[str, msgspec.Raw])
-        meta = msgspec.json.decode(header.pop("__metadata__", msgspec.Raw(b"{}")), type=dict[str, str])
-        entries = {name: msgspec.json.decode(raw, type=_Tensor) for name, raw in header.items()}
-        modes = msgspec.json.decode(meta.get("modes", "{}"), type=dict[str, str])
-        caches = msgspec.json.decode(meta.get("caches", "{}"), type=dict[str, Cache])
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise refused("header", "a safetensors header", error) from None
-    if meta.get("form") != FORM:
-        raise refused("form", FORM, meta.get("form"))
-    body = data[8 + length :]
-    ends = [0, *sorted(end for entry in entries.values() for end in entry.data_offsets), len(body)]
-    if ends[::2] != ends[1::2]:  # each tensor ends where the next begins
-        raise refused("data_offsets", "tensors one behind the other, to the end of the file", "a gap or an overlap")
-    for name, entry in entries.items():
-        if not all(0 <= extent < 1 << 40 for extent in entry.shape) or (name in _INDEX and len(entry.shape) != 1):
-            raise refused(f"{name}: shape", "sizes of 0 or more, one of them for an index", list(entry.shape))
-        if entry.dtype not in _DTYPES:
-            raise refused(f"{name}: dtype", f"one of {', '.join(_DTYPES)}", entry.dtype)
-        begin, end = entry.data_offsets
-        if not 0 <= begin <= end <= len(body) or end - begin != math.prod(entry.shape) * np.dtype(_DTYPES[entry.dtype]).itemsize:
-            raise refused(f"{name}: data_offsets", f"{entry.shape} of {entry.dtype} inside the file", entry.data_offsets)
-    return StateFile(path, meta.get("layer", ""), modes, caches, entries, body)
+    file = open_tensors(path, FORM, _INDEX, StateFile)
+    _ = file.caches  # refused now, if it is to be
+    return file
 
 
 # ---------------------------------------------------------------- checks
@@ -143,13 +85,9 @@ def check_states(file: StateFile, geometry: Geometry) -> None:
     if file.has("conv_bias"):
         want["conv_bias"] = (g.conv_dim,)
     for name, shape in want.items():
-        tensor = file.tensor(name)
-        if tensor.shape != shape:
-            raise InputError(str(file.path), name, f"shape {shape} (geometry {geometry})", str(tensor.shape))
-        wanted = _dtype_of(name, file.modes)
-        if file.dtype(name) not in wanted:
-            raise InputError(str(file.path), name, " or ".join(wanted) + _declared(name, file.modes), file.dtype(name))
-        _check_finite(file, name)
+        file.check_shape(name, shape, f" (geometry {geometry})")
+        file.check_dtype(name, _dtype_of(name, file.modes), _declared(name, file.modes))
+        file.check_numbers(name)
     _check_slots(file, states)
 
 
@@ -162,19 +100,6 @@ def _dtype_of(name: str, modes: dict[str, str]) -> tuple[str, ...]:
 
 def _declared(name: str, modes: dict[str, str]) -> str:
     return f" (mode {name}={_dtype_of(name, modes)[0]})" if name in ("dt_bias", "ssm_state") else ""
-
-
-def _check_finite(file: StateFile, name: str) -> None:
-    array = file.tensor(name)
-    if file.dtype(name) == "bf16":
-        bad = (array & 0x7F80) == 0x7F80
-    elif file.dtype(name) == "i32":
-        return
-    else:
-        bad = ~np.isfinite(array)
-    if bad.any():
-        at = np.argwhere(bad)[0].tolist()
-        raise InputError(str(file.path), f"{name}{at}", "a finite number", "NaN or inf")
 
 
 def _check_slots(file: StateFile, states: int) -> None:
@@ -212,16 +137,11 @@ def check_capture(capture: Capture, geometry: Geometry) -> None:
 
 def cases(capture: Capture, select: Select, geometry: Geometry, problem_for: Any, seed: int) -> Iterator[Case]:
     """Cases of W consecutive rows that have states, or are padding, of one layer: W sequences of one token each."""
-    layer_re = compiled("--route-layer-regex", select.layer_regex)
-    files = [file for file in map(open_states, capture.files) if layer_re.search(file.layer)]
-    if not files:
-        raise InputError(
-            "--route-layer-regex", "pattern", f"one that matches a layer of {capture.name}", repr(select.layer_regex)
-        )
+    files = chosen_files(capture, select, map(open_states, capture.files))
     for window in select.windows:
         for file in files:
             usable = replayable(file)
-            for start in _starts(select, file, len(usable), window)[: select.max_cases]:
+            for start in starts_of(select, file, len(usable), window, "rows with states"):
                 source = Source(capture.name, layer_label(file.layer), start, window)
                 yield Case(CaseId(problem_for(geometry, window), source, seed), states_at(file, usable, start, window))
 
@@ -252,13 +172,3 @@ def find(capture: Capture, wanted: CaseId) -> Case:
                 raise InputError("--case", "rows", f"start + rows ≤ {len(usable)}", f"{start} + {rows}")
             return Case(wanted, states_at(file, usable, start, rows))
     raise InputError("--case", "layer", f"one of {', '.join(labels)}", wanted.source.layer)
-
-
-def _starts(select: Select, file: StateFile, rows: int, window: int) -> list[int]:
-    starts = chosen_starts(select, rows, window)
-    if bad := [s for s in starts if s + window > rows]:
-        raise InputError(
-            "--route-start-indices", "index", f"start + window ≤ the {rows} rows with states of {file.layer}",
-            f"{bad[0]} + {window}",
-        )  # fmt: skip
-    return starts

@@ -20,8 +20,8 @@ def validate(path: str) -> None:
     from replay.captures import locate, open_capture, read_batches
 
     capture = open_capture(locate(path))
-    if capture.holds == "states":
-        _validate_states(path, capture)
+    if capture.holds != "routes":
+        _validate_tensors(path, capture)
         return
     records = tokens = 0
     form = ""
@@ -37,33 +37,42 @@ def _described(capture: "Capture") -> str:
     return f"{said}, sha256 {capture.sha256[:16]}"
 
 
-def _validate_states(path: str, capture: "Capture") -> None:
-    from replay.captures import states
+def _validate_tensors(path: str, capture: "Capture") -> None:
+    from replay.captures import logits, states
+    from replay.captures.tensors import FORMS
     from replay.model import preset
 
-    rows = held = 0
-    for file in map(states.open_states, capture.files):
-        # Without a manifest the sizes are those of the default geometry, as `run` takes them.
-        states.check_states(file, capture.manifest.geometry if capture.manifest else preset("qwen36", 4))
-        rows += len(file.index["step"])
-        held += len(states.replayable(file))
-    counted = f"{len(capture.files)} layers, {rows:,} rows, {held:,} with states, form {states.FORM}"
-    click.echo(f"{path}: valid: {counted}, {_described(capture)}")
+    # Without a manifest the sizes are those of the default geometry, as `run` takes them.
+    geometry = capture.manifest.geometry if capture.manifest else preset("qwen36", 4)
+    if capture.holds == "logits":
+        logits.check_capture(capture, geometry)
+        rows = sum(len(file.tensor("step")) for file in map(logits.open_logits, capture.files))
+        counted = f"{len(capture.files)} files, {rows:,} rows of {geometry.vocab:,} logits"
+    else:
+        states.check_capture(capture, geometry)
+        files = [states.open_states(file) for file in capture.files]
+        rows, held = sum(len(f.index["step"]) for f in files), sum(len(states.replayable(f)) for f in files)
+        counted = f"{len(files)} layers, {rows:,} rows, {held:,} with states"
+    click.echo(f"{path}: valid: {counted}, form {FORMS[capture.holds]}, {_described(capture)}")
 
 
 @command.command()
 @click.argument("path")
 def inspect(path: str) -> None:
-    """Popularity, skew, repeats and overlap of the routes, or shapes and ranges of the states, per layer."""
+    """Popularity, skew, repeats and overlap of the routes; shapes and ranges of the states; ties of the logits."""
     from tabulate import tabulate
 
     from replay.captures import locate, open_capture
-    from replay.captures.describe import HEADERS, STATE_HEADERS, summarise, summarise_states
+    from replay.captures.describe import HEADERS, LOGIT_HEADERS, STATE_HEADERS, summarise, summarise_logits, summarise_states
 
     capture = open_capture(locate(path))
     if capture.holds == "states":
         rows = [row for path in capture.files for row in summarise_states(path)]
         click.echo(tabulate(rows, STATE_HEADERS, tablefmt="plain", disable_numparse=True))
+        return
+    if capture.holds == "logits":
+        rows = [summarise_logits(path) for path in capture.files]
+        click.echo(tabulate(rows, LOGIT_HEADERS, tablefmt="plain", disable_numparse=True))
         return
     rows = [[*key, *layer.figures()] for key, layer in summarise(capture).items()]
     click.echo(tabulate(rows, HEADERS, tablefmt="plain", disable_numparse=True))

@@ -11,13 +11,19 @@ from replay.errors import InputError
 
 _OPTIONS = (
     click.option(
-        "--route-jsonl", "--state", "--capture", "capture", metavar="PATH", help="Route JSONL or state file, or a capture folder."
+        "--route-jsonl",
+        "--state",
+        "--logits",
+        "--capture",
+        "capture",
+        metavar="PATH",
+        help="Route, state or logit file, or a capture.",
     ),
     click.option("--route-layer-regex", help="Keep records whose layer name matches."),
     click.option("--route-start-indices", help="First token rows: ints and start:stop[:step], e.g. 0:64:4. [16 a layer]"),
     click.option("--route-window-size", default="1", show_default=True, help="W[,W…] consecutive token rows a case."),
     click.option("--max-cases", type=click.IntRange(1), help="At most this many cases a layer and window."),
-    click.option("--stage", "stages", multiple=True, help="Stages by name or glob. [moe.* or gdn.*]"),
+    click.option("--stage", "stages", multiple=True, help="Stages by name or glob. [moe.*, gdn.* or topk.*]"),
     click.option("--kernel", "kernels", multiple=True, help="Kernels by id or glob. [all]"),
     click.option("--case", "case_ids", multiple=True, help="Replay exactly this case."),
     click.option("--load", multiple=True, metavar="FILE.py", help="Register the KERNELS of a Python file."),

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from replay import identity
-from replay.captures import Capture, locate, open_capture, states
+from replay.captures import Capture, locate, open_capture
 from replay.captures.cases import routes_at
 from replay.devices import UNKNOWN
 from replay.endpoint.reasons import Refusal
@@ -20,12 +20,12 @@ from replay.errors import EnvironmentRefused, InputError, ReplayError
 from replay.exactness import digest, padded
 from replay.exactness.trust import mistrust
 from replay.identity import Hashes
-from replay.model import NULL, TWINS, Case, Exact, Kernel, NotRun, Source, Spec, States
+from replay.model import NULL, TWINS, Case, Exact, Kernel, NotRun, Routes, Source, Spec
 from replay.results.build import Group, build
 from replay.results.seen import Seen
 from replay.session import journal as j
 from replay.session.folder import identity_now, kernels_now
-from replay.session.plan import filters, hits_of
+from replay.session.plan import filters, hits_of, rows_of
 from replay.stages import STAGES
 from replay.stages.stage import Outputs, Stage
 from replay.stages.vary import inputs_when_timed, twin_of
@@ -98,8 +98,8 @@ def _all(seen: Seen, claims: list[Group], kernel: str, claim: str, now: Now) -> 
     of_capture = list(_capture(seen, now))
     yield from of_capture
     yield from _plan(seen)
-    if of_capture and any(isinstance(c.held, States) for c in seen.plan.cases):
-        return  # nothing more can be computed: the states are read from the capture
+    if of_capture and not all(isinstance(c.held, Routes) for c in seen.plan.cases):
+        return  # nothing more can be computed: states and logits are read from the capture
     if kernel not in {k.id for k in seen.plan.kernels}:
         yield Refusal("kernel_not_in_run", f"{kernel}: the run has {', '.join(k.id for k in seen.plan.kernels)}")
         return
@@ -185,9 +185,9 @@ def _rows(seen: Seen, capture: Capture) -> Iterator[Refusal]:
     try:
         geometry = seen.plan.cases[0].problem.geometry.checked()
         rows: dict[Source, Any]
-        if capture.holds == "states":
-            states.check_capture(capture, geometry)
-            rows = {c.id.source: states.find(capture, c.id).held for c in seen.plan.cases}
+        if capture.holds != "routes":
+            rows_of(capture).check_capture(capture, geometry)
+            rows = {c.id.source: rows_of(capture).find(capture, c.id).held for c in seen.plan.cases}
         else:
             rows = dict(routes_at(capture, [c.id.source for c in seen.plan.cases], filters(seen.plan), geometry))
     except (ReplayError, ValueError, IndexError) as error:

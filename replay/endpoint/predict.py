@@ -30,11 +30,14 @@ FULL_ATTENTION_EVERY = {"qwen36": 4, "qwen3-next": 4, "qwen3-30b": 1}
 
 
 def layers_with(stage: str, geometry: Geometry) -> int:
-    """How many layers of a model have a stage: every one has an MoE block, and those without full attention have GDN."""
+    """How many layers of a model have a stage: every one has an MoE block, those without full attention GDN; a
+    selection is no layer's."""
     if stage.startswith("moe."):
         return geometry.layers
     if stage.startswith("gdn.") and geometry.preset in FULL_ATTENTION_EVERY:
         return geometry.layers - geometry.layers // FULL_ATTENTION_EVERY[geometry.preset]
+    if stage.startswith("topk."):
+        return 1  # once a step, behind the head
     raise ValueError(f"stage {stage!r}: expected one whose layers are counted")
 
 

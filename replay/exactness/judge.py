@@ -29,11 +29,11 @@ def graded(stage: Stage, problem: Problem, inputs: Tensors, want: Outputs, got: 
     specs = stage.specs(problem)
     canonical = Got(stage.canonical(problem, inputs, got.outputs), got.poison)
     if compare(specs, want, canonical) is None:
-        chosen = same_bits(specs, canonical.outputs, got.outputs) if stage.selects else None
-        if chosen:
-            name, rows = chosen
+        chosen = stage.arranged(problem, inputs, got.outputs) if stage.arranged else canonical.outputs
+        if other := same_bits(specs, canonical.outputs, chosen):
+            name, rows = other
             return Graded("TIE_EQUIVALENT", f"not the lowest index first in {len(rows)} rows of {name}, first {rows[0]}")
-        return Graded("BITWISE", "lowest index first" if stage.selects else "")
+        return Graded("BITWISE", "lowest index first" if stage.arranged else "")
     allowed = _allowed(stage, problem, inputs)
     return compare(specs, want, canonical, allowed) or Graded("WITHIN_ULP", _spent(specs, allowed, want, canonical))
 

@@ -74,6 +74,13 @@ class States(Value, frozen=True, tag="states", tag_field="holds"):
     sequences: tuple[Sequence, ...]
 
 
+class Logits(Value, frozen=True, tag="logits", tag_field="holds"):
+    """Captured rows of logits: the file they lie in, and which of its rows make up the batch."""
+
+    path: str
+    rows: tuple[int, ...]
+
+
 class CaseId(Value, frozen=True):
     """``moe.layer@qwen36:tp4/lab6/L9/r0+1;quant=recip_half_away#7``: prints and parses symmetrically, inputs contiguous."""
 
@@ -107,7 +114,7 @@ TWINS: tuple[Twin, ...] = ("second", "strided", "strided second")
 
 
 class Case(Value, frozen=True):
-    """One replayed problem together with its captured rows, or for states with where they lie.
+    """One replayed problem together with its captured rows, or for states and logits with where they lie.
 
     Its twins have the same weights. ``second``: other bytes, activations of another seed and each token's slots in reverse
     order; a kernel that answers it with the first case's output has remembered, not computed. ``strided``: the bytes of
@@ -115,7 +122,7 @@ class Case(Value, frozen=True):
     """
 
     id: CaseId
-    held: Routes | States
+    held: Routes | States | Logits
     twin: Twin | Literal[""] = ""
 
     @property
@@ -128,6 +135,12 @@ class Case(Value, frozen=True):
     def states(self) -> States:
         """What a GDN case holds."""
         assert isinstance(self.held, States)
+        return self.held
+
+    @property
+    def logits(self) -> Logits:
+        """What a top-k case holds."""
+        assert isinstance(self.held, Logits)
         return self.held
 
     @property

@@ -160,7 +160,7 @@ def _tail(result: Result, where: str) -> list[str]:
         tail.append(machine_text(*result.machine))
     if result.repeated:
         tail.append(f"timings made again, since the memory ceilings had moved beside them: {result.repeated}.")
-    held = "states" if any(g.stage.startswith("gdn.") for g in result.groups) else "routes"
+    held = {"moe": "routes", "gdn": "states", "topk": "logits"}[result.groups[0].stage.partition(".")[0]]
     tail.append(f"{held} {result.origin}; drawn from seeds: {', '.join(result.drawn)}.")
     if missing := unavailable(result):
         tail.append("unavailable: " + ", ".join(f"{k} ({why.partition(' [')[0]})" for k, why in missing.items()))

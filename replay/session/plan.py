@@ -6,13 +6,14 @@ Nothing is written and no kernel is run here; whatever is wrong with the request
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
 from replay import devices
-from replay.captures import Capture, Select, cases, locate, open_capture, states
+from replay.captures import Capture, Select, cases, locate, logits, open_capture, states
 from replay.captures.cases import find, shape_hits
+from replay.captures.manifest import Holds
 from replay.errors import InputError
 from replay.kernels import registry
 from replay.model import Case, CaseId, Geometry, Kernel, preset
@@ -24,8 +25,12 @@ from replay.stages.stage import Stage
 from replay.verdict import is_quick
 
 DEFAULT_MODEL, DEFAULT_TP = "qwen36", 4
-OPTION = {"routes": "--route-jsonl", "states": "--state"}  # what a capture holds → the option that asks for it
-FAMILY = {"routes": "moe", "states": "gdn"}  # what a capture holds → the stages that it drives
+OPTION = {
+    "routes": "--route-jsonl",
+    "states": "--state",
+    "logits": "--logits",
+}  # what a capture holds → the option that asks for it
+FAMILY = {"routes": "moe", "states": "gdn", "logits": "topk"}  # what a capture holds → the stages that it drives
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,13 +63,13 @@ class Asked:
     margin: float = 0.01
     seed: int = 7
     require: str | None = None
-    holding: Literal["routes", "states"] | None = None
+    holding: Holds | None = None
 
 
 def make_plan(asked: Asked) -> Plan:
     """The plan of a run; InputError for anything that cannot be done as asked."""
     if asked.capture is None:
-        raise InputError("run", "--route-jsonl", "a route or state file, or a capture folder", "none")
+        raise InputError("run", "--route-jsonl", "a route, state or logit file, or a capture folder", "none")
     devices.parse(asked.device)
     if asked.launch == "graph" and asked.device == "cpu":
         raise InputError("--launch", "value", "calls, since a CPU captures no graphs", "graph")
@@ -97,6 +102,9 @@ def make_plan(asked: Asked) -> Plan:
 
 def _drawn(asked: Asked, capture: Capture, selected: Sequence[Case]) -> Iterator[str]:
     """What no endpoint made."""
+    if capture.holds == "logits":
+        yield f"slots, and what other edges a twin has ({GENERATOR}, seed {asked.seed})"
+        return
     if capture.holds == "states":
         yield f"slots, and the states of slots that are nobody's ({GENERATOR}, seed {asked.seed})"
         if any(dict(c.problem.modes).get("conv_bias", "off") != "off" for c in selected) and "conv_bias" not in capture.modes:
@@ -161,26 +169,37 @@ def _selected_cases(asked: Asked, capture: Capture) -> list[Case]:
     )  # fmt: skip
     modes = {**capture.modes, **asked.modes}
     geometry = geometry_of(asked, capture)
-    if capture.holds == "states":
-        given = {
-            f"--route-{n.replace('_', '-')}": getattr(asked, f"route_{n}")
-            for n in ("stage_regex", "min_num_tokens", "max_num_tokens")
-        }
-        for option, value in given.items():
-            if value is not None:
-                raise InputError(option, "value", "none, since states have no router stage and no number of tokens", str(value))
-        if "batch" in asked.modes:
-            raise InputError("--mode", "batch", "none: a capture's cases have one token a sequence", asked.modes["batch"])
-        states.check_capture(capture, geometry)
+    if capture.holds != "routes":
+        _check_not_of_routes(asked, capture)
+        rows_of(capture).check_capture(capture, geometry)
 
     def posed(stage: Stage, case: Case) -> Case:
         problem = problem_for(stage, geometry, case.problem.rows, modes)
         return msgspec.structs.replace(case, id=msgspec.structs.replace(case.id, problem=problem))
 
     # The file is read once, for the first stage; the other stages pose the same rows.
-    read = cases if capture.holds == "routes" else states.cases
+    read = cases if capture.holds == "routes" else rows_of(capture).cases
     first = list(read(capture, select, geometry, lambda g, rows: problem_for(stages[0], g, rows, modes), asked.seed))
     return [posed(stage, case) for stage in stages for case in first]
+
+
+def rows_of(capture: Capture) -> Any:
+    """The module that reads a capture of tensors: ``check_capture``, ``cases`` and ``find``."""
+    return {"states": states, "logits": logits}[capture.holds]
+
+
+def _check_not_of_routes(asked: Asked, capture: Capture) -> None:
+    """InputError for an option that is about routes alone."""
+    given = {
+        f"--route-{n.replace('_', '-')}": getattr(asked, f"route_{n}")
+        for n in ("stage_regex", "min_num_tokens", "max_num_tokens")
+    }
+    for option, value in given.items():
+        if value is not None:
+            expected = f"none, since {capture.holds} have no router stage and no number of tokens"
+            raise InputError(option, "value", expected, str(value))
+    if "batch" in asked.modes:
+        raise InputError("--mode", "batch", "none: a capture's cases have one token a sequence", asked.modes["batch"])
 
 
 def _named_cases(asked: Asked, capture: Capture) -> list[Case]:
@@ -203,10 +222,13 @@ def _named_cases(asked: Asked, capture: Capture) -> list[Case]:
         check_modes([stage], dict(wanted.problem.modes))
         whole = problem_for(stage, wanted.problem.geometry, wanted.problem.rows, dict(wanted.problem.modes))
         wanted = msgspec.structs.replace(wanted, problem=whole)
-        if capture.holds == "states" and wanted.problem.geometry not in checked:
-            states.check_capture(capture, wanted.problem.geometry)
+        if capture.holds == "routes":
+            found.append(find(capture, wanted, _filters(asked)))
+            continue
+        if wanted.problem.geometry not in checked:
+            rows_of(capture).check_capture(capture, wanted.problem.geometry)
             checked.add(wanted.problem.geometry)
-        found.append(find(capture, wanted, _filters(asked)) if capture.holds == "routes" else states.find(capture, wanted))
+        found.append(rows_of(capture).find(capture, wanted))
     return found
 
 

@@ -9,8 +9,9 @@ from replay.model import Geometry, Problem
 from replay.stages.gdn import STAGES as _GDN
 from replay.stages.moe import STAGES as _MOE
 from replay.stages.stage import Stage
+from replay.stages.topk import STAGES as _TOPK
 
-STAGES: dict[str, Stage] = {stage.name: stage for stage in (*_MOE, *_GDN)}
+STAGES: dict[str, Stage] = {stage.name: stage for stage in (*_MOE, *_GDN, *_TOPK)}
 
 
 def matching(globs: Iterable[str]) -> list[Stage]:

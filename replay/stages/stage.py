@@ -66,9 +66,10 @@ class Stage:
     redrawing must move the outputs. ``check`` raises InputError for a problem that the stage cannot pose.
 
     ``rests_on`` names the self-tests (session/selftest.py) of what the stage's arithmetic asks of a device.
-    ``selects``: among equal values any choice is right, and ``canonical`` turns it into the oracle's; a kernel that chose
-    otherwise is TIE_EQUIVALENT. ``budgets``: output of floats → what makes a kernel WITHIN_ULP that asks for it
-    (``Kernel.budgeted``); an output without one is held to its bits.
+    ``arranged``, where a stage selects: outputs in one order but with the kernel's own choice among equal values. Any choice is
+    right, and ``canonical`` turns it into the oracle's; a kernel that chose otherwise is TIE_EQUIVALENT.
+    ``budgets``: output of floats → what makes a kernel WITHIN_ULP that asks for it (``Kernel.budgeted``); an output without
+    one is held to its bits.
     ``row_scale`` gives what was reduced into an output's rows its absmax, in an array that broadcasts to the rows that the
     oracle defines; it is given the inputs without the experts' weights.
 
@@ -91,7 +92,7 @@ class Stage:
     degenerate: Callable[[Problem, Tensors], bool] = _ordinary
     notice: Callable[[Case, Outputs], str] = _nothing
     rests_on: tuple[str, ...] = ()
-    selects: bool = False
+    arranged: Callable[[Problem, Tensors, Outputs], Outputs] | None = None
     budgets: Mapping[str, Budget] = field(default_factory=dict)
     row_scale: Callable[[Problem, Tensors, str], NDArray[Any]] | None = None
 

@@ -1,0 +1,78 @@
+"""Logit captures: safetensors files with what a sampler saw.
+
+A *row* is the logits of one request at one step, over the whole vocabulary::
+
+    logits [R, vocab]   f32 or bf16         step, request  int32 [R]
+
+The metadata's ``layer`` says what made them (``lm_head``). An infinity is an ordinary logit, a mask for one; a NaN is refused.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from replay.captures.manifest import Capture
+from replay.captures.select import Select, layer_label
+from replay.captures.tensors import FORMS, TensorFile, chosen_files, open_tensors, starts_of
+from replay.errors import InputError
+from replay.model import Case, CaseId, Geometry, Logits, Source
+
+FORM = FORMS["logits"]
+_INDEX = ("step", "request")
+
+
+def open_logits(path: Path) -> TensorFile:
+    """Map a file and read its header; InputError for anything that is not a logit file."""
+    return open_tensors(path, FORM, _INDEX, TensorFile)
+
+
+def check_logits(file: TensorFile, geometry: Geometry) -> None:
+    """Shapes and dtypes, and no NaN; InputError names the tensor and the row."""
+    rows = len(file.tensor("step"))
+    file.check_shape("logits", (rows, geometry.vocab), f" (geometry {geometry})")
+    file.check_dtype("logits", ("f32", "bf16"))
+    file.check_numbers("logits", infinite=True)
+    for name in _INDEX:
+        file.check_shape(name, (rows,))
+        file.check_dtype(name, ("i32",))
+    seen: dict[tuple[int, int], int] = {}
+    for row, key in enumerate(zip(file.tensor("step").tolist(), file.tensor("request").tolist(), strict=True)):
+        if (first := seen.setdefault(key, row)) != row:
+            expected = f"one row a request at step {key[0]}"
+            raise InputError(str(file.path), f"request[{row}]", expected, f"{key[1]}, as in row {first}")
+
+
+def check_capture(capture: Capture, geometry: Geometry) -> None:
+    """Every file of a capture checked, each of a layer of its own."""
+    seen: dict[str, Path] = {}
+    for file in map(open_logits, capture.files):
+        check_logits(file, geometry)
+        if (other := seen.setdefault(layer_label(file.layer), file.path)) is not file.path:
+            raise InputError(str(file.path), "layer", f"another than {other.name} has", file.layer)
+
+
+def cases(capture: Capture, select: Select, geometry: Geometry, problem_for: Any, seed: int) -> Iterator[Case]:
+    """Cases of W consecutive rows of one file."""
+    files = chosen_files(capture, select, map(open_logits, capture.files))
+    for window in select.windows:
+        for file in files:
+            for start in starts_of(select, file, len(file.tensor("step")), window, "rows"):
+                source = Source(capture.name, layer_label(file.layer), start, window)
+                yield Case(CaseId(problem_for(geometry, window), source, seed), _rows_at(file, start, window))
+
+
+def _rows_at(file: TensorFile, start: int, rows: int) -> Logits:
+    return Logits(str(file.path.resolve()), tuple(range(start, start + rows)))
+
+
+def find(capture: Capture, wanted: CaseId) -> Case:
+    """The case that an id names; InputError where the capture has no such layer or rows."""
+    labels = []
+    for file in map(open_logits, capture.files):
+        labels.append(layer_label(file.layer))
+        if labels[-1] == wanted.source.layer:
+            start, rows = wanted.source.start, wanted.source.rows
+            if start + rows > (held := len(file.tensor("step"))):
+                raise InputError("--case", "rows", f"start + rows ≤ {held}", f"{start} + {rows}")
+            return Case(wanted, _rows_at(file, start, rows))
+    raise InputError("--case", "layer", f"one of {', '.join(labels)}", wanted.source.layer)
