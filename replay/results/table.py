@@ -160,7 +160,8 @@ def _tail(result: Result, where: str) -> list[str]:
         tail.append(machine_text(*result.machine))
     if result.repeated:
         tail.append(f"timings made again, since the memory ceilings had moved beside them: {result.repeated}.")
-    held = {"moe": "routes", "gdn": "states", "topk": "logits"}[result.groups[0].stage.partition(".")[0]]
+    families = {"moe": "routes", "gdn": "states", "topk": "logits"}
+    held = next((families[g.stage.partition(".")[0]] for g in result.groups), "captured rows")
     tail.append(f"{held} {result.origin}; drawn from seeds: {', '.join(result.drawn)}.")
     if missing := unavailable(result):
         tail.append("unavailable: " + ", ".join(f"{k} ({why.partition(' [')[0]})" for k, why in missing.items()))

@@ -28,6 +28,13 @@ def _gdn(id_: str, function: str, launches: int, summary: str) -> Kernel:
     )  # fmt: skip
 
 
+def _topk(id_: str, function: str, summary: str) -> Kernel:
+    return Kernel(
+        id=f"sycl:{id_}", prepare=f"replay.kernels.sycl.topk:{function}", devices=("cpu", "xpu"), needs=NEEDS, launches=1,
+        summary=summary, rests_on=("sub_groups",),
+    )  # fmt: skip
+
+
 KERNELS = (
     _kernel("moe.quantize:rows", "prepare_quantize", 1, "a work-group a row"),
     _kernel("moe.route:fused_prologue", "prepare_route_fused", 1, "one work-group counts, prefixes and places"),
@@ -60,4 +67,6 @@ KERNELS = (
     _gdn("gdn.recurrent:heads", "prepare_recurrent", 1, "a work-group a sequence and v-head"),
     _gdn("gdn.step:staged", "prepare_step_staged", 2, "conv, then recurrence"),
     _gdn("gdn.step:fused", "prepare_step_fused", 1, "a work-group a sequence and k-head does both, the state in registers"),
+    _topk("topk.greedy:single_pass", "prepare_greedy", "a work-group a chunk of a row; the last one hands the token over"),
+    _topk("topk.rows:select", "prepare_select", "a work-group selects of a chunk of a row; the last one joins them"),
 )

@@ -1,0 +1,71 @@
+"""Provider ``eager``, the stages of selection: plain torch operations over integer keys, so that a NaN is masked before torch,
+which would pick it, sees it."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from replay.model import Kernel, Problem
+
+if TYPE_CHECKING:
+    import torch
+
+    from replay.kernels.registry import Run
+
+    T = torch.Tensor
+    Tensors = Mapping[str, T]
+
+NO_KEY = -(1 << 31)  # below −inf's
+
+
+def _kernel(stage: str, function: str) -> Kernel:
+    return Kernel(
+        id=f"eager:{stage}", prepare=f"replay.kernels.eager_topk:{function}", devices=("cpu", "xpu", "cuda"),
+        needs=("python:torch",), summary="plain torch operations",
+    )  # fmt: skip
+
+
+KERNELS = (_kernel("topk.greedy", "prepare_greedy"), _kernel("topk.rows", "prepare_rows"))
+
+
+def keys(logits: "T") -> "T":
+    """int32, in the order of the logits with −0.0 at +0.0, and NO_KEY for a NaN."""
+    import torch
+
+    x = logits.float() + 0.0
+    bits = x.view(torch.int32)
+    return torch.where(x.isnan(), NO_KEY, bits ^ ((bits >> 31) & 0x7FFFFFFF))
+
+
+def prepare_greedy(problem: Problem, weights: "Tensors") -> "Run":
+    """torch's argmax gives the first of equals."""
+    import torch
+
+    def run(t: "Tensors") -> None:
+        ordered = keys(t["logits"])
+        best = ordered.argmax(1)
+        there = ordered.gather(1, best[:, None])[:, 0] != NO_KEY
+        token = torch.where(there, best, -1)
+        t["token"].copy_(token)
+        real = t["slots"] >= 0
+        t["next_input_ids"][t["slots"][real].long()] = token[real]
+
+    return run
+
+
+def prepare_rows(problem: Problem, weights: "Tensors") -> "Run":
+    """torch's topk, which takes any of equals; k may be more than there are columns."""
+    import torch
+
+    k, next_n = int(problem.mode("k")), int(problem.mode("next_n"))
+
+    def run(t: "Tensors") -> None:
+        ordered = keys(t["logits"])
+        rows, columns = ordered.shape
+        row = torch.arange(rows, device=ordered.device)
+        last = t["seq_lens"].long()[row // next_n] - next_n + row % next_n + 1
+        ordered = ordered.masked_fill(torch.arange(columns, device=ordered.device) >= last[:, None], NO_KEY)
+        found, chosen = ordered.topk(min(k, columns), dim=1)
+        t["indices"].fill_(-1)
+        t["indices"][:, : chosen.shape[1]] = torch.where(found == NO_KEY, -1, chosen).int()
+
+    return run
