@@ -11,7 +11,7 @@ STAMP := $(VENV)/.made-from
 WANT := $(shell cat setup.cfg $(CONSTRAINTS) | sha256sum | cut -c1-16) $(TORCH_INDEX)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv bench-moe bench-gdn bench-peers test fuzz-exact mutate-oracle simulate-timing soak-resume isa lint captures bench-self clean
+.PHONY: help venv bench-moe bench-gdn bench-topk bench-peers test fuzz-exact mutate-oracle simulate-timing soak-resume isa lint captures bench-self clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -34,6 +34,11 @@ bench-moe: venv ## replay the shipped capture through every MoE kernel; 2 to 3 m
 bench-gdn: venv ## replay the generated states through every GDN kernel; 1 to 3 minutes, with FULL=1 ten
 	@echo "bench-gdn: batches of 1, 8 and 32 sequences of layer 0 of captures/qwen36-states-generated, $(if $(FULL),8 processes; about 10 minutes,QUICK (one process; FULL=1 takes 8); 1 to 3 minutes)"
 	@$(BIN)/b70-replay run --state qwen36-states-generated --route-layer-regex 'layers\.0\.' --route-window-size 1,8,32 --max-cases 1 $(if $(FULL),,--quick --repeats 4) $(ARGS)
+
+bench-topk: venv ## replay the generated logits through every kernel of selection, and beside torch's own; a minute, with FULL=1 eight
+	@echo "bench-topk: 1, 4 and 16 rows of 248,320 logits of captures/qwen36-logits-generated, $(if $(FULL),8 processes; about 8 minutes,QUICK (one process; FULL=1 takes 8); about a minute)"
+	@$(BIN)/b70-replay run --logits qwen36-logits-generated --route-layer-regex lm_head --route-window-size 1,4,16 --max-cases 1 $(if $(FULL),,--quick --repeats 4) $(ARGS)
+	@PYTHONPATH=. $(BIN)/python bench/self/topk_peers.py
 
 test: venv lint ## everything that must hold; about 12 minutes
 	@echo "test: unit, field, packaging and acceptance tests; about 12 minutes on 2 cores"

@@ -21,6 +21,7 @@ from replay.stages import STAGES, problem_for
 from replay.stages.vary import twin_of
 from tests.gdn import SMALL as SMALL_STATES
 from tests.gdn import state_case, state_file
+from tests.topk import logit_case
 
 ROOT = Path(__file__).resolve().parent.parent
 LAB = ROOT.parent / "shared" / "captures" / "lab"
@@ -31,6 +32,7 @@ needs_lab = pytest.mark.skipif(not LAB.is_dir(), reason="the lab's captures are 
 SMALL = Geometry.parse("qwen36:tp4:hidden=64,experts=16,top_k=4,inter=16")
 
 
+VOCAB = 300  # logits of a drawn row
 STATE_FOLDER = Path(tempfile.mkdtemp(prefix="b70-states-"))
 atexit.register(shutil.rmtree, STATE_FOLDER, ignore_errors=True)
 
@@ -42,11 +44,13 @@ def draw_routes(rng: np.random.Generator, tokens: int, experts: int, top_k: int,
 
 
 def make_case(stage: str, geometry: Geometry = SMALL, tokens: int = 3, seed: int = 7, padding: float = 0.0, **modes: str) -> Case:
-    """A case with drawn routes, or with generated states for a stage that wants those."""
+    """A case with drawn routes, or with generated states or drawn logits for a stage that wants those."""
     if stage.startswith("gdn."):
         small = geometry if "k_heads" in str(geometry) else SMALL_STATES
         return state_case(stage, state_file(STATE_FOLDER / str(small), small, max(tokens, 2)), small, tokens, **modes)
     rng = np.random.default_rng(seed)
+    if stage.startswith("topk."):
+        return logit_case(stage, STATE_FOLDER, rng.standard_normal((tokens, VOCAB), np.float32), **modes)
     routes = draw_routes(rng, tokens, geometry.experts, geometry.top_k, padding)
     problem = problem_for(STAGES[stage], geometry, tokens, modes)
     return Case(CaseId(problem, Source("drawn", "L9", 0, tokens), seed), routes)

@@ -13,11 +13,11 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from replay.kernels import eager, eager_gdn
+from replay.kernels import eager, eager_gdn, eager_topk
 from replay.model import Kernel, Problem
 from replay.stages import STAGES
 
-_EAGER = {k.stage: k for k in (*eager.KERNELS, *eager_gdn.KERNELS) if "cpu" in k.devices}
+_EAGER = {k.stage: k for k in (*eager.KERNELS, *eager_gdn.KERNELS, *eager_topk.KERNELS) if "cpu" in k.devices}
 OUTPUT = {
     "moe.quantize": "q",
     "moe.route": "unpermuted_to_permuted",
@@ -32,6 +32,8 @@ OUTPUT = {
     "gdn.conv": "qkv",
     "gdn.recurrent": "core_attn_out",
     "gdn.step": "core_attn_out",
+    "topk.greedy": "token",
+    "topk.rows": "indices",
 }
 
 

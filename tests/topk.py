@@ -1,5 +1,6 @@
 """What tests of selection share: small logit files, cases of them, and rows with every edge."""
 
+import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,9 @@ from replay.stages import STAGES, problem_for
 
 
 def logit_case(stage: str, folder: Path, rows: NDArray[Any], **modes: str) -> Case:
-    """A case of all these rows, f32 or bf16 bits [rows, vocab]; what a capture would refuse is taken."""
-    path = folder / f"{abs(hash(rows.tobytes()))}.safetensors"
+    """A case of all these rows, f32 or bf16 bits [rows, vocab], in their dtype; what a capture would refuse is taken."""
+    path = folder / f"{hashlib.sha256(rows.tobytes()).hexdigest()[:16]}.safetensors"
+    modes = {"logits": "bf16" if rows.dtype == np.uint16 else "f32"} | modes
     save(path, "lm_head", rows, len(rows))
     geometry = Geometry.parse(f"qwen36:tp1:vocab={rows.shape[1]}")
     problem = problem_for(STAGES[stage], geometry, len(rows), modes)

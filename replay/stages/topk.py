@@ -84,20 +84,22 @@ def _logits(case: Case) -> NDArray[Any]:
 
 
 def _with_edges(case: Case, values: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Rows moved one column on, the largest value of each at a second place, and one NaN and one −inf in each; the second of
-    three rows or more is NaN alone, and the third has both zeros for its largest."""
+    """Rows moved one column on, with a NaN, a −inf and the largest value once more in each; the second of three rows or more is
+    NaN alone, and the third has both zeros for its largest, −0.0 first."""
     edged = np.roll(values, 1, axis=1)
     rows, columns = edged.shape
     rng = generator(case.id, "edges")
-    if rows > 2:
-        edged[2] = np.minimum(edged[2], -1)
-        edged[2, rng.permutation(columns)[:2]] = 0.0, -0.0
-    for row, at in zip(edged, (rng.permutation(columns)[:3] for _ in range(rows)), strict=True):
-        places = at[at != row.argmax()]
-        for place, value in zip(places, (row.max(), np.nan, -np.inf), strict=False):
-            row[place] = value
-    if rows > 2:
-        edged[1] = np.nan
+    zeros = np.sort(rng.permutation(columns)[:2])
+    for r, row in enumerate(edged):
+        if r == 2:
+            row[:] = np.minimum(row, -1)
+            row[zeros] = (-0.0, 0.0)[: len(zeros)]
+        again = -np.inf if r == 2 else row.max()  # a third zero could be the first
+        at = rng.permutation(columns)[:3]
+        places = at[~np.isin(at, [row.argmax(), *zeros])]
+        row[places] = (np.nan, -np.inf, again)[: len(places)]
+        if r == 1 and rows > 2:
+            row[:] = np.nan
     return edged
 
 

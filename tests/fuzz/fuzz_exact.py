@@ -11,16 +11,17 @@ import numpy as np
 from replay.devices import Device
 from replay.model import Exact
 from replay.session.arms import Arms
-from tests.fuzz import gdn_strata, strata
+from tests.fuzz import gdn_strata, strata, topk_strata
 from tests.fuzz.gdn_strata import GDN
 from tests.fuzz.strata import MOE, Random, check, kernels_of
+from tests.fuzz.topk_strata import TOPK
 
 
 def main(cases: int) -> int:
     """Run and print one line a stage; 1 where a kernel was wrong or a stratum was missed."""
     bad = 0
-    for number, stage in enumerate((*MOE, *GDN)):
-        family = strata if stage in MOE else gdn_strata
+    for number, stage in enumerate((*MOE, *GDN, *TOPK)):
+        family = {"moe": strata, "gdn": gdn_strata, "topk": topk_strata}[stage.partition(".")[0]]
         choices = Random(np.random.Generator(np.random.Philox(key=[cases, number])))
         seen: Counter[str] = Counter()
         kernels = kernels_of(stage)

@@ -1,0 +1,98 @@
+"""torch's own argmax and topk as kernels: judged like any other, and timed beside ours, right or not.
+
+    b70-replay run --logits qwen36-logits-generated --route-layer-regex lm_head --load bench/self/topk_peers.py --kernel 'torch:*'
+    python bench/self/topk_peers.py [--blocks 60]
+
+Both pick a NaN, so a twin is red; the table of times says what that costs to be right about.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING
+
+from replay.model import Kernel, Problem
+
+if TYPE_CHECKING:
+    import torch
+
+    Tensors = Mapping[str, torch.Tensor]
+    Run = Callable[[Tensors], None]
+
+
+def _peer(stage: str, name: str) -> Kernel:
+    return Kernel(id=f"torch:{stage}:{name}", prepare=f":prepare_{name}", devices=("cpu", "cuda", "xpu"))
+
+
+KERNELS = (_peer("topk.greedy", "argmax"), _peer("topk.rows", "topk"))
+
+
+def prepare_argmax(problem: Problem, weights: "Tensors") -> "Run":
+    """argmax, and the token where the next step reads it."""
+
+    def run(t: "Tensors") -> None:
+        token = t["logits"].argmax(1)
+        t["token"].copy_(token)
+        real = t["slots"] >= 0
+        t["next_input_ids"][t["slots"][real].long()] = token[real]
+
+    return run
+
+
+def prepare_topk(problem: Problem, weights: "Tensors") -> "Run":
+    """topk, of whole rows."""
+    k = int(problem.mode("k"))
+
+    def run(t: "Tensors") -> None:
+        t["indices"].copy_(t["logits"].topk(k, dim=1)[1])
+
+    return run
+
+
+def main(blocks: int = 60, rows: tuple[int, ...] = (1, 4), ks: tuple[int, ...] = (20, 64, 2048)) -> None:
+    """One table: what a call takes, and over ``amax + launch``: the row read once by torch, and the calibrated empty launch."""
+    import torch
+    from tabulate import tabulate
+
+    from bench.self.peers import time_arms
+    from replay.devices import Device
+    from replay.kernels.registry import registered
+    from replay.session.arms import Arms
+    from replay.session.plan import Asked, make_plan
+    from replay.timing.ceilings import Ceiling
+    from replay.timing.estimate import median_interval
+
+    torch.set_num_threads(2)
+    device, ours = Device("cpu"), registered()
+    launch = Ceiling(device, quick=False).measure().launch_us
+    print(f"empty launch and wait {launch.mid:.1f} µs [{launch.lo:.1f}, {launch.hi:.1f}]")
+    lines = []
+    for count in rows:
+        arms: dict[str, list[Callable[[], object]]] = {}
+        for stage, k in (("topk.greedy", 1), *(("topk.rows", k) for k in ks)):
+            id_ = "sycl:topk.greedy:single_pass" if stage == "topk.greedy" else "sycl:topk.rows:select"
+            asked = Asked(
+                capture="qwen36-logits-generated", route_layer_regex="lm_head", stages=(stage,), route_windows=(count,),
+                kernels=(id_,), modes={} if stage == "topk.greedy" else {"k": str(k)}, processes=1, max_cases=1,
+            )  # fmt: skip
+            (case,) = make_plan(asked).cases
+            held = Arms(device)
+            tensors = held.binding(held.begin(case), {}).tensors
+            logits = tensors["logits"]
+            if stage == "topk.greedy":
+                arms |= {"torch.amax": [partial(logits.amax, 1)], "torch.argmax": [partial(logits.argmax, 1)]}
+                arms[id_] = [partial(held.prepare(ours[id_], {}), tensors)]
+                continue
+            arms[f"torch.topk({k})"] = [partial(logits.topk, k, 1)]
+            arms[f"{id_} k={k}"] = [partial(held.prepare(ours[id_], {}), tensors)]
+        times = time_arms(arms, blocks, 7)
+        least = times["torch.amax"] + launch.mid
+        for name, values in times.items():
+            us, over = median_interval(values), median_interval(values / least)
+            lines.append(
+                [count, name, f"{us.mid:.0f} [{us.lo:.0f}, {us.hi:.0f}]", f"{over.mid:.2f}× [{over.lo:.2f}, {over.hi:.2f}]"]
+            )
+    print(tabulate(lines, ["rows", "arm", "time µs [95 %]", "over amax + launch"], tablefmt="github", disable_numparse=True))
+
+
+if __name__ == "__main__":
+    main()
