@@ -158,16 +158,23 @@ def _brought(order: Callable[[Any, Any], Any]) -> Callable[[Problem, Tensors, Ou
         for r, columns in enumerate(_valid(problem, inputs)):
             row, chosen = values[r, :columns], outputs["indices"][r].astype(np.int64)
             right = oracle.is_selection(row, chosen, k)
-            found[r] = order(row, chosen) if right else _beside(oracle.top(row, k), chosen)
+            found[r] = order(row, chosen) if right else _beside(row, oracle.top(row, k), chosen)
         return {"indices": found}
 
     return brought
 
 
-def _beside(want: NDArray[np.int64], chosen: NDArray[np.int64]) -> NDArray[np.int64]:
-    """What was chosen, each index at the place where it is wanted, and the others in the places that are left."""
+def _beside(row: NDArray[np.float32], want: NDArray[np.int64], chosen: NDArray[np.int64]) -> NDArray[np.int64]:
+    """What was chosen, each index at the place where it is wanted, an equal of the boundary for one that is missing, and what is
+    wrong in the places that are left."""
     left = chosen.tolist()
     placed = [left.pop(left.index(w)) if w in left else None for w in want.tolist()]
+    boundary = row[want[want >= 0][-1]] if want.max(initial=-1) >= 0 else np.nan
+    equals = {c for c in left if 0 <= c < len(row) and row[c] == boundary and c not in placed}
+    for place, wanted in enumerate(want.tolist()):
+        if placed[place] is None and wanted >= 0 and row[wanted] == boundary and equals:
+            left.remove(equals.pop())
+            placed[place] = wanted
     return np.array([left.pop(0) if at is None else at for at in placed])
 
 

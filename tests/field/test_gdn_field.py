@@ -66,8 +66,9 @@ def test_the_strided_cache_of_the_report(slots: int, slot: int, tmp_path: Path) 
     case = state_case("gdn.conv", state_file(tmp_path, geometry, sequences=1, steps=1), geometry, 1)
     inputs = STAGES["gdn.conv"].inputs(case)
     rows = 6 * 6144
-    # Zero pages cost nothing until they are written to.
-    cache = torch.zeros((slots - 1) * 589_824 + rows, dtype=torch.bfloat16).as_strided((slots, 6, 6144), (589_824, 6144, 1))
+    # numpy's zero pages cost nothing until they are written to; torch writes its own.
+    zeros = torch.from_numpy(np.zeros((slots - 1) * 589_824 + rows, np.uint16)).view(torch.bfloat16)
+    cache = zeros.as_strided((slots, 6, 6144), (589_824, 6144, 1))
     tensors = {n: torch.from_numpy(np.array(a)) for n, a in inputs.items()}
     history = tensors["conv_state"][int(inputs["slots"][0])].view(torch.bfloat16)
     cache[slot] = history

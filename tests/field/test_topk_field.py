@@ -103,8 +103,9 @@ def test_a_slot_past_a_billion_elements_is_reached(tmp_path: Path) -> None:
         case = logit_case("topk.greedy", tmp_path, np.zeros((3, vocab), np.float32), logits="bf16")
         module, _, name = registered()[kernel].prepare.partition(":")
         run = getattr(__import__(module, fromlist=[name]), name)(case.problem, {})
-        # Zero pages cost nothing until they are written to.
-        logits = torch.zeros(2 * apart + vocab, dtype=torch.bfloat16).as_strided((3, vocab), (apart, 1))
+        # numpy's zero pages cost nothing until they are written to; torch writes its own.
+        storage = torch.from_numpy(np.zeros(2 * apart + vocab, np.uint16)).view(torch.bfloat16)
+        logits = storage.as_strided((3, vocab), (apart, 1))
         logits[2, 17], logits[1, 5] = 3, 2
         t = {
             "logits": logits,
