@@ -7,7 +7,7 @@ using u16u = uint16_t __attribute__((ext_vector_type(16), aligned(2)));
 using u32v = uint32_t __attribute__((ext_vector_type(16)));
 
 constexpr int together = 16;
-constexpr int block = 2048;  // columns that are looked at again for the index of the largest
+constexpr int block = 4096;  // columns that may be looked at again, for the index of the largest
 
 inline f16v load(const float *p) { return *reinterpret_cast<const f16u *>(p); }
 inline f16v load(const uint16_t *p) {
@@ -33,18 +33,23 @@ template <class T> inline float largest(const T *x, int n) {
   return best;
 }
 
-// The lowest index in [begin, end) that has the largest value of all of them.
+// The first of columns [i, end) that has a value, or end.
+template <class T> inline int first_of(const T *row, int i, int end, float value) {
+  for (; i + together <= end; i += together)
+    if (__builtin_reduce_or(load(row + i) == value)) break;
+  while (i < end && value_at(row, i) != value) i++;
+  return i;
+}
+
+// The largest value in [begin, end), and a column that it is not before: the block's in which it comes first.
 template <class T> inline uint64_t best_of(const T *row, int begin, int end) {
-  float best = -__builtin_inff();
-  int from = begin, to = end;  // where no value is above −inf, the first −inf of all
-  for (int b = begin; b < end; b += block) {
-    int stop = sycl::min(b + block, end);
-    float m = largest(row + b, stop - b);
-    if (m > best) best = m, from = b, to = stop;
-  }
-  for (int i = from; i < to; i++)
-    if (value_at(row, i) == best) return candidate(best, i);
-  return 0;
+  const float low = -__builtin_inff();
+  float best = low;
+  int from = end;
+  for (int b = begin; b < end; b += block)
+    if (float m = largest(row + b, sycl::min(block, end - b)); m > best) best = m, from = b;
+  if (from == end) from = first_of(row, begin, end, low);
+  return from < end ? candidate(best, from) : 0;
 }
 
 KERNEL(2) void greedy_cpu(GREEDY_ARGS) {
@@ -55,6 +60,11 @@ KERNEL(2) void greedy_cpu(GREEDY_ARGS) {
   if (!last_of(arrived, row, s.chunks)) return;
   uint64_t best = 0;
   for (int i = 0; i < s.chunks; i++) best = sycl::max(best, mine[i]);
+  if (best)
+    best = with_row(logits, s, row, [&](auto *x) {
+      float value = value_of(key_in(best));
+      return candidate(value, first_of(x, index_in(best), s.columns, value));
+    });
   hand_over(best, row, slots, token, wide, next_input_ids);
 }
 
@@ -88,21 +98,22 @@ struct Heap {
       if (full())
         for (int at = k / 2 - 1; at >= 0; at--) sift(at);
     }
-    if (full()) {
-      uint32_t key = key_in(held[0]);
-      bar = sycl::bit_cast<float>(key & 0x80000000u ? key & 0x7fffffffu : ~key);
-    }
+    if (full()) bar = value_of(key_in(held[0]));
   }
 };
 
 // The k largest of row[begin … end) into a heap. Columns come in ascending order, so an equal of the smallest held never counts.
 template <class T> inline void gather(const T *row, int begin, int end, Heap &heap) {
+  const f16v low = -__builtin_inff();
   int i = begin;
   for (; i < end && !heap.full(); i++) heap.add(candidate(value_at(row, i), i));
-  for (; i + together <= end; i += together)
-    if (__builtin_reduce_or(load(row + i) > heap.bar))
-      for (int j = i; j < i + together; j++)
+  for (; i + 4 * together <= end; i += 4 * together) {
+    f16v top = larger(larger(load(row + i), low), larger(load(row + i + together), low));
+    top = larger(top, larger(larger(load(row + i + 2 * together), low), larger(load(row + i + 3 * together), low)));
+    if (__builtin_reduce_or(top > heap.bar))
+      for (int j = i; j < i + 4 * together; j++)
         if (value_at(row, j) > heap.bar) heap.add(candidate(value_at(row, j), j));
+  }
   for (; i < end; i++) heap.add(candidate(value_at(row, i), i));
 }
 

@@ -16,6 +16,8 @@ inline uint32_t key_of(float x) {
   return x == x ? u ^ (uint32_t(int32_t(u) >> 31) | 0x80000000u) : 0;
 }
 
+inline float value_of(uint32_t key) { return sycl::bit_cast<float>(key & 0x80000000u ? key & 0x7fffffffu : ~key); }
+
 inline uint64_t candidate(float x, int index) {
   uint32_t key = key_of(x);
   return key ? uint64_t(key) << 32 | uint32_t(~index) : 0;

@@ -49,25 +49,26 @@ def prepare_topk(problem: Problem, weights: "Tensors") -> "Run":
 
 
 def main(blocks: int = 60, rows: tuple[int, ...] = (1, 4), ks: tuple[int, ...] = (20, 64, 2048)) -> None:
-    """One table: what a call takes, and over ``amax + launch``: the row read once by torch, and the calibrated empty launch."""
+    """One table: what a call takes, and over ``amax + launch``: the rows read once by torch, and a SYCL launch of nothing and its
+    wait, in the same blocks."""
     import torch
     from tabulate import tabulate
 
     from bench.self.peers import time_arms
     from replay.devices import Device
     from replay.kernels.registry import registered
+    from replay.kernels.sycl.runtime import Program
     from replay.session.arms import Arms
     from replay.session.plan import Asked, make_plan
-    from replay.timing.ceilings import Ceiling
     from replay.timing.estimate import median_interval
 
     torch.set_num_threads(2)
     device, ours = Device("cpu"), registered()
-    launch = Ceiling(device, quick=False).measure().launch_us
-    print(f"empty launch and wait {launch.mid:.1f} µs [{launch.lo:.1f}, {launch.hi:.1f}]")
+    cell = torch.zeros(1, dtype=torch.int32)
+    nothing = Program("cpu").add("moe_route", "route_zero", (1,), (1,), "cell")
     lines = []
     for count in rows:
-        arms: dict[str, list[Callable[[], object]]] = {}
+        arms: dict[str, list[Callable[[], object]]] = {"empty launch": [partial(nothing.run, {"cell": cell})]}
         for stage, k in (("topk.greedy", 1), *(("topk.rows", k) for k in ks)):
             id_ = "sycl:topk.greedy:single_pass" if stage == "topk.greedy" else "sycl:topk.rows:select"
             asked = Asked(
@@ -85,7 +86,7 @@ def main(blocks: int = 60, rows: tuple[int, ...] = (1, 4), ks: tuple[int, ...] =
             arms[f"torch.topk({k})"] = [partial(logits.topk, k, 1)]
             arms[f"{id_} k={k}"] = [partial(held.prepare(ours[id_], {}), tensors)]
         times = time_arms(arms, blocks, 7)
-        least = times["torch.amax"] + launch.mid
+        least = times["torch.amax"] + times["empty launch"]
         for name, values in times.items():
             us, over = median_interval(values), median_interval(values / least)
             lines.append(

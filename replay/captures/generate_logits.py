@@ -1,7 +1,7 @@
 """Make a logit capture from a seed: logits as a trained model's head has them, and rows that differ in their low bits alone.
 
-``lm_head``: 2.65·N(0, 1), and in 35 rows of a hundred one token lifted by 6 above the others' largest, as where a model is sure; in
-bf16. So of 151,936 logits the largest ties in about 3 % of rows, and the twentieth with the twenty-first in about 54 %.
+``lm_head``: 2.65·N(0, 1), and in 35 rows of a hundred one token lifted by 6 above the others' largest, as where a model is sure;
+in bf16. So of 151,936 logits the largest ties in about 3 % of rows, and the twentieth with the twenty-first in about 54 %.
 ``narrow``: f32 between 1 and 1.00012, the upper 22 bits alike: what a selection by leading digits cannot tell apart.
 numpy's Philox, so that a seed gives the same capture everywhere; the manifest's sha256 says so.
 """

@@ -4,6 +4,7 @@ Rows are read by the stride that they have, as a vocabulary that was padded leav
 """
 
 import ctypes
+import os
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
@@ -23,8 +24,7 @@ _GPU_LANES = 256  # topk_gpu.cpp
 _KEYS = 8192  # of a chunk, which a GPU keeps in local memory: 32 KiB
 _DIGITS = 256
 _GREEDY_COLUMNS = 4096
-_FEW = 64  # candidates of a chunk, up to which a CPU's chunks may be many
-_CPU_CHUNKS, _CPU_CORES = 8, 2
+_COLUMNS_A_CANDIDATE = 16  # of a CPU's chunk at least, or joining the chunks outweighs what they save
 i32 = ctypes.c_int32
 
 
@@ -48,9 +48,9 @@ def selection_of(problem: Problem, stride: int, columns: int, chunk: int) -> Sel
 
 
 def _cpu_chunk(rows: int, columns: int, k: int) -> int:
-    """Columns of a chunk: enough chunks for all cores, few where each leaves many candidates."""
-    chunks = max(1, (_CPU_CHUNKS if k <= _FEW else _CPU_CORES) // rows)
-    return -(-columns // chunks)
+    """Columns of a chunk: a chunk a core, fewer where each leaves many candidates."""
+    chunks = min((os.cpu_count() or 1) // rows, columns // (_COLUMNS_A_CANDIDATE * k))
+    return -(-columns // max(chunks, 1))
 
 
 class Launches:
