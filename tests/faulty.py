@@ -45,7 +45,7 @@ def _bytes(tensor: Any) -> Any:
 
 def flip(t: Mapping[str, Any], output: str) -> None:
     """Invert the lowest bit of the last element."""
-    _bytes(t[output])[-1, -t[output].element_size()] ^= 1
+    _bytes(t[output]).view(-1)[-t[output].element_size()] ^= 1
 
 
 def swap(t: Mapping[str, Any], output: str) -> None:

@@ -6,6 +6,7 @@ and refuse unknown fields, so that a journal line which claims more than its kin
 
 from replay.model.case import (
     DTYPE_BYTES,
+    HELD,
     SELFTESTS,
     TWINS,
     Case,
@@ -42,6 +43,7 @@ from replay.model.value import Value
 __all__ = [
     "DTYPE_BYTES",
     "GRADES",
+    "HELD",
     "NULL",
     "PRESETS",
     "SELFTESTS",

@@ -10,6 +10,8 @@ from replay.model.value import Value
 
 DTYPE_BYTES = {"i8": 1, "bf16": 2, "f16": 2, "f32": 4, "i32": 4, "i64": 8}
 
+# The family of a stage → what the captures hold that drive it.
+HELD = {"moe": "routes", "gdn": "states", "topk": "logits"}
 Layout = Literal["contiguous", "strided"]
 LAYOUTS: tuple[Layout, ...] = ("contiguous", "strided")
 # What a device can be asked: session/selftest.py.

@@ -224,7 +224,7 @@ class _Findings:
 
 def reproduction(plan: Plan, case: str, kernel: str) -> str:
     """The command that runs one line again, complete with source and modes."""
-    words = ["b70-replay", "run", "--route-jsonl", plan.capture_path, *plan.selectors, "--case", case, "--kernel", kernel]
+    words = ["b70-replay", "run", "--capture", plan.capture_path, *plan.selectors, "--case", case, "--kernel", kernel]
     for file in dict.fromkeys(k.file for k in plan.kernels if k.id == kernel and k.file):
         words += ["--load", file]
     for option, value, usual in (

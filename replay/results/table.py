@@ -5,7 +5,7 @@ from itertools import groupby
 
 from tabulate import tabulate
 
-from replay.model import Ceilings, Interval, Verdict
+from replay.model import HELD, Ceilings, Interval, Verdict
 from replay.results.build import Group, Result
 from replay.timing.telemetry import Machine
 
@@ -160,8 +160,7 @@ def _tail(result: Result, where: str) -> list[str]:
         tail.append(machine_text(*result.machine))
     if result.repeated:
         tail.append(f"timings made again, since the memory ceilings had moved beside them: {result.repeated}.")
-    families = {"moe": "routes", "gdn": "states", "topk": "logits"}
-    held = next((families[g.stage.partition(".")[0]] for g in result.groups), "captured rows")
+    held = next((HELD[g.stage.partition(".")[0]] for g in result.groups), "captured rows")
     tail.append(f"{held} {result.origin}; drawn from seeds: {', '.join(result.drawn)}.")
     if missing := unavailable(result):
         tail.append("unavailable: " + ", ".join(f"{k} ({why.partition(' [')[0]})" for k, why in missing.items()))

@@ -16,7 +16,7 @@ from replay.captures.cases import find, shape_hits
 from replay.captures.manifest import Holds
 from replay.errors import InputError
 from replay.kernels import registry
-from replay.model import Case, CaseId, Geometry, Kernel, preset
+from replay.model import HELD, Case, CaseId, Geometry, Kernel, preset
 from replay.session.journal import Plan
 from replay.session.workers import kernels_of_file
 from replay.stages import STAGES, check_modes, matching, problem_for
@@ -25,12 +25,8 @@ from replay.stages.stage import Stage
 from replay.verdict import is_quick
 
 DEFAULT_MODEL, DEFAULT_TP = "qwen36", 4
-OPTION = {
-    "routes": "--route-jsonl",
-    "states": "--state",
-    "logits": "--logits",
-}  # what a capture holds → the option that asks for it
-FAMILY = {"routes": "moe", "states": "gdn", "logits": "topk"}  # what a capture holds → the stages that it drives
+OPTION = {"routes": "--route-jsonl", "states": "--state", "logits": "--logits"}  # what a capture holds → what asks for it
+FAMILY = {holds: family for family, holds in HELD.items()}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,14 +5,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from replay.captures import Select, locate, open_capture
+from replay.captures import Select, open_capture
 from replay.captures.generate_logits import draw_narrow, draw_rows, save
 from replay.captures.logits import cases, check_capture, check_logits, find, open_logits
 from replay.captures.manifest import MANIFEST
 from replay.captures.seeded import SHIPPED, describe
+from replay.cli import main
 from replay.errors import InputError
 from replay.model import Geometry, Logits, Problem
-from tests.conftest import ROOT, Cli
+from tests.conftest import ROOT
 
 SMALL = Geometry.parse("qwen36:tp1:vocab=50")
 ROWS = np.random.default_rng(0).standard_normal((6, 50), np.float32)
@@ -106,19 +107,19 @@ def test_two_rows_of_one_request_and_step(tmp_path: Path) -> None:
         check_logits(open_logits(path), SMALL)
 
 
-def test_a_state_file_is_no_logit_file(cli: Cli, tmp_path: Path) -> None:
-    """A capture that holds something else, or a stage of another family, is told in one line."""
-    path = logit_file(tmp_path)
-    for words in (("chain", "--state", path), ("run", "--logits", path, "--stage", "moe.gemm1", "--quick")):
-        done = cli(*words)
-        assert done.returncode == 2, done.stdout
-        assert len(done.stderr.strip().splitlines()) == 1
-        assert "logits" in done.stderr
+@pytest.mark.parametrize(
+    "words", [["chain", "--state"], ["run", "--stage", "moe.gemm1", "--quick", "--logits"]], ids=lambda w: w[0]
+)
+def test_logits_are_no_states(words: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """A command that wants another kind of capture, or a stage of another family, is told in one line."""
+    assert main([*words, str(logit_file(tmp_path))]) == 2
+    err = capfd.readouterr().err
+    assert len(err.strip().splitlines()) == 1
+    assert "logits" in err
 
 
-def test_inspect_counts_ties(cli: Cli) -> None:
+def test_inspect_counts_ties(capfd: pytest.CaptureFixture[str]) -> None:
     """The shipped sample: shape, range and shares of ties."""
-    done = cli("capture", "inspect", locate("qwen36-logits-generated"))
-    assert done.returncode == 0, done.stderr
-    line = next(line for line in done.stdout.splitlines() if line.startswith("narrow"))
+    assert main(["capture", "inspect", "qwen36-logits-generated"]) == 0
+    line = next(line for line in capfd.readouterr().out.splitlines() if line.startswith("narrow"))
     assert line.split() == ["narrow", "f32", "[16,", "248320]", "16", "1", "1", "100%", "100%"]

@@ -17,7 +17,7 @@ BAD = [
     (("--route-jsonl", "empty.jsonl"), "empty.jsonl: file: expected at least one record, got an empty file"),
     (("--route-jsonl", "bad.jsonl"), "bad.jsonl:2: topk_ids[0][7]: expected 0 ≤ id < 256, or -1, got 256"),
     (("--route-jsonl", "other.jsonl"), "other.jsonl:1: num_experts, top_k: expected 256, 8 (geometry qwen36:tp4), got 8, 2"),
-    (("run",), "run: --route-jsonl: expected a route or state file, or a capture folder, got none"),
+    (("run",), "run: --route-jsonl: expected a route, state or logit file, or a capture folder, got none"),
     ((*CAPTURE, "--route-start-indices", "64"), "--route-start-indices: index: expected start + window ≤ the layer's token rows"),
     ((*CAPTURE, "--route-start-indices", "x"), "--route-start-indices: value: expected an index or start:stop[:step], got 'x'"),
     ((*CAPTURE, "--route-layer-regex", "nope"), "--route-layer-regex: pattern: expected one that matches a name in"),

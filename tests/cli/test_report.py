@@ -64,7 +64,7 @@ def test_it_says_what_a_reader_needs(page: str) -> None:
     """Self-contained; the table with the red line and its command; per-token figures; ceilings, self-test and identity."""
     assert not re.search(r'(src|href)="http', page.replace('xlink:href="#', ""))
     assert re.search(r'<tr class="red"><td>mine:moe\.combine:lying</td><td>FAIL</td>', page)
-    assert "<code>b70-replay run --route-jsonl qwen36-generated" in page
+    assert "<code>b70-replay run --capture qwen36-generated" in page
     assert "QUICK" in page
     assert re.search(r"<td>sycl:moe\.combine:rows</td><td>eager:moe\.combine</td><td>-?[\d.]+ \[", page)
     for word in ("division rounds correctly", "ceilings: read", "packages.torch", "journal sha256"):

@@ -32,12 +32,13 @@ def test_the_gain_is_time_saved_times_layers_times_calls(steady: Run) -> None:
 
 
 def test_layers_of_a_stage() -> None:
-    """Every layer has an MoE block, three of four have GDN; a stage whose layers nobody counted is no guess."""
+    """Every layer has an MoE block, three of four have GDN, a selection is made once a step; a stage that nobody counted is no guess."""
     assert layers_with("moe.layer", preset("qwen36", 4)) == 40
     assert layers_with("gdn.step", preset("qwen36", 4)) == 30
     assert layers_with("gdn.step", preset("qwen3-30b", 4)) == 0
-    with pytest.raises(ValueError, match=r"topk\.rows"):
-        layers_with("topk.rows", preset("qwen36", 4))
+    assert layers_with("topk.greedy", preset("qwen36", 4)) == 1
+    with pytest.raises(ValueError, match=r"sampling\.top_p"):
+        layers_with("sampling.top_p", preset("qwen36", 4))
 
 
 def test_a_prediction_is_a_value(steady: Run) -> None:
