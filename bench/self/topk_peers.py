@@ -64,8 +64,8 @@ def main(blocks: int = 60, rows: tuple[int, ...] = (1, 4), ks: tuple[int, ...] =
 
     torch.set_num_threads(2)
     device, ours = Device("cpu"), registered()
-    cell = torch.zeros(1, dtype=torch.int32)
-    nothing = Program("cpu").add("moe_route", "route_zero", (1,), (1,), "cell")
+    cell = torch.zeros(1, dtype=torch.int64)
+    nothing = Program("cpu").add("bandwidth", "launch_nothing", (1,), (1,), "cell")
     lines = []
     for count in rows:
         arms: dict[str, list[Callable[[], object]]] = {"empty launch": [partial(nothing.run, {"cell": cell})]}
