@@ -55,7 +55,8 @@ def environment(folder: Path) -> Path:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["whl", "tar.gz", "editable"])
 def test_installs_run_from_an_empty_directory(built: Path, tmp_path: Path, kind: str) -> None:
-    """Install without dependencies, go to an empty folder, replay the shipped capture through SYCL and torch."""
+    """Install without dependencies, go to an empty folder, find the resources, and from the wheel replay the shipped capture through
+    SYCL and torch. (The sdist is what the wheel was built of, an editable install what all other tests run on.)"""
     bin_ = environment(tmp_path / "env")
     what = ["-e", str(ROOT)] if kind == "editable" else [str(next(built.glob(f"*.{kind}")))]
     constraints = ROOT / "constraints" / "cpu-3.11.txt"
@@ -66,10 +67,15 @@ def test_installs_run_from_an_empty_directory(built: Path, tmp_path: Path, kind:
     empty.mkdir()
     where = run(bin_ / "python", "-c", "import replay; print(replay.__file__)", cwd=empty).strip()
     assert where.startswith(str(ROOT if kind == "editable" else tmp_path / "env"))
+    found = run(bin_ / "python", "-c", "from replay.data import path; print(path('sycl', 'shim.cpp').is_file())", cwd=empty)
+    assert found == "True\n"
+    assert "qwen36-generated: valid" in run(bin_ / "b70-replay", "capture", "validate", "qwen36-generated", cwd=empty)
+    assert sorted(ROOT.glob("*.egg-info")) == before
+    if kind != "whl":
+        return
     out = run(bin_ / "b70-replay", *RUN, cwd=empty)
     assert re.search(r"^sycl:moe\.gemm1:rows +BITWISE", out, re.MULTILINE)
     assert re.search(r"^eager:moe\.gemm1 +BITWISE", out, re.MULTILINE)
-    assert sorted(ROOT.glob("*.egg-info")) == before
 
 
 def test_archives_carry_the_resources_and_no_results(built: Path) -> None:
