@@ -20,7 +20,7 @@ from replay.errors import EnvironmentRefused, InputError, ReplayError
 from replay.exactness import digest, padded
 from replay.exactness.trust import mistrust
 from replay.identity import Hashes
-from replay.model import NULL, TWINS, Case, Exact, Kernel, NotRun, Routes, Source, Spec
+from replay.model import LAYOUTS, NULL, Case, Exact, Kernel, NotRun, Routes, Source, Spec
 from replay.results.build import Group, build
 from replay.results.seen import Seen
 from replay.session import journal as j
@@ -28,7 +28,7 @@ from replay.session.folder import identity_now, kernels_now
 from replay.session.plan import filters, hits_of, rows_of
 from replay.stages import STAGES
 from replay.stages.stage import Outputs, Stage
-from replay.stages.vary import inputs_when_timed, twin_of
+from replay.stages.vary import inputs_when_timed, twin_of, twins_of
 from replay.timing.floors import MOST_REPEATS, spare_timings
 from replay.verdict import caps, is_quick, label_of, spoils
 
@@ -278,7 +278,7 @@ def _answers(seen: Seen, case: Case, kernel: str) -> Iterator[str]:
     timed_want, second_want = (
         (specs, stage.expected(case.problem, inputs_when_timed(stage, c))) for c in (case, case.twinned("second"))
     )
-    twins = {twin: _wanted(stage, twin_of(stage, case, twin)) for twin in TWINS}
+    twins = {twin: _wanted(stage, twin_of(stage, case, twin)) for twin in twins_of(stage, LAYOUTS)}
 
     def right(answer: j.Answer | None, wanted: tuple[tuple[Spec, ...], Outputs]) -> bool:
         return answer is not None and answer.sha256 == digest(*wanted, padded(*wanted, answer.poison))
@@ -298,7 +298,7 @@ def _answers(seen: Seen, case: Case, kernel: str) -> Iterator[str]:
         whole = len(judged.answers) == judged.outcome.repeats == seen.plan.repeats
         if not whole or not all(right(a, want) for a in judged.answers):
             yield f"{name}: what it wrote when judged is not the oracle's output in {seen.plan.repeats} repeats"
-        for twin in TWINS if "strided" in layouts[name] else TWINS[:1]:
+        for twin in twins_of(stage, layouts[name]):
             if not right(judged.twins.get(twin), twins[twin]):
                 yield f"{name}: what it wrote on its {twin} twin is not the oracle's output"
     for timed in (t for t in seen.in_order if t.case == key):  # those that were timed again as well

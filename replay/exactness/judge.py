@@ -13,7 +13,9 @@ from replay.stages.stage import Outputs, Stage, Tensors
 
 _STRIDED = "on strided inputs (a kernel that takes contiguous ones only declares layouts=('contiguous',)): "
 # How a twin's answer is told, and what may be done about it.
-TWIN = {"second": "on other bytes: ", "strided": _STRIDED, "strided second": _STRIDED + "on other bytes: "}
+TWIN = {
+    "second": "on other bytes: ", "strided": _STRIDED, "strided second": _STRIDED + "on other bytes: ", "edges": "on edges: ",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -26,8 +26,8 @@ TORCH_NAMESPACES = ("aten", "prim", "prims")
 def mistrust(stage: Stage, cases: Sequence[Case]) -> str | None:
     """Why nothing can be judged by this stage's oracle, or None. ``cases`` are those of one stage in one run.
 
-    Probed on cases that are not degenerate, doubled, until every probe has moved an output or none is left of the first few;
-    a suite of edge cases alone leaves its stage unprobed.
+    Probed on cases that are not degenerate, doubled or with their edges where there are any, until every probe has moved an
+    output or none is left of the first few; a suite of edge cases alone leaves its stage unprobed.
     """
     if shared := sorted(candidates_code(stage.oracle)):
         return f"the oracle calls what it should judge: {', '.join(shared)}"
@@ -36,7 +36,7 @@ def mistrust(stage: Stage, cases: Sequence[Case]) -> str | None:
     for chosen in cases[:MOST_PROBED]:
         if stage.degenerate(chosen.problem, stage.inputs(chosen)):
             continue
-        case = doubled(chosen)
+        case = probed(stage, chosen)
         inputs = stage.inputs(case)
         base, foreign = dispatched(partial(stage.oracle, case.problem, inputs))
         if foreign:
@@ -47,6 +47,11 @@ def mistrust(stage: Stage, cases: Sequence[Case]) -> str | None:
         if not still:
             return None
     return f"redrawing {', '.join(still)} moves no expected output beside {where}" if still else None
+
+
+def probed(stage: Stage, case: Case) -> Case:
+    """The case on which a stage's oracle is probed."""
+    return stage.edges(case) if stage.edges else doubled(case)
 
 
 def _moves(stage: Stage, case: Case, inputs: Tensors, base: Outputs, name: str) -> bool:

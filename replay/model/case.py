@@ -111,8 +111,7 @@ class CaseId(Value, frozen=True):
         return cls(problem, Source(match["capture"], match["layer"], int(match["start"]), rows), int(match["seed"]))
 
 
-Twin = Literal["second", "strided", "strided second"]
-TWINS: tuple[Twin, ...] = ("second", "strided", "strided second")
+Twin = Literal["second", "strided", "strided second", "edges"]
 
 
 class Case(Value, frozen=True):
@@ -120,7 +119,7 @@ class Case(Value, frozen=True):
 
     Its twins have the same weights. ``second``: other bytes, activations of another seed and each token's slots in reverse
     order; a kernel that answers it with the first case's output has remembered, not computed. ``strided``: the bytes of
-    either in strided inputs.
+    either in strided inputs. ``edges``, where the stage has any: rows that no capture holds.
     """
 
     id: CaseId
@@ -151,9 +150,9 @@ class Case(Value, frozen=True):
         return msgspec.structs.replace(self.id.problem, layout="strided") if "strided" in self.twin else self.id.problem
 
     @property
-    def bytes_of(self) -> Literal["", "second"]:
-        """Which bytes it holds: the case's own, or the other ones."""
-        return "second" if "second" in self.twin else ""
+    def bytes_of(self) -> Literal["", "second", "edges"]:
+        """Which bytes it holds: the case's own, the other ones, or edges."""
+        return "second" if "second" in self.twin else "edges" if self.twin == "edges" else ""
 
     def twinned(self, twin: Twin) -> "Case":
         """One of its twins."""

@@ -283,7 +283,8 @@ def _run_case(arms: Arms, kernel: Kernel, case: Case, index: int, repeats: int) 
         ran = _calls(arms, kernel, weights, index, [inputs, second, *[inputs] * (repeats - 1)])
         first, other, *rest = ran.repeats
         ran = replace(ran, repeats=(first, *rest), twins={"second": other})
-        return _run_strided(arms, kernel, weights, case, ran) if "strided" in kernel.layouts else ran
+        ran = _run_strided(arms, kernel, weights, case, ran) if "strided" in kernel.layouts else ran
+        return _run_edges(arms, kernel, weights, case, ran) if STAGES[case.problem.stage].edges else ran
 
     return _leaving(weights, work)
 
@@ -301,6 +302,19 @@ def _run_strided(arms: Arms, kernel: Kernel, weights: dict[str, Any], case: Case
     found = [TWIN["strided"] + t for t in strided.trespasses if t not in ran.trespasses]
     answers: dict[Twin, Got] = dict(zip(("strided", "strided second"), strided.repeats, strict=True))
     return replace(ran, twins=ran.twins | answers, trespasses=(*ran.trespasses, *found))
+
+
+def _run_edges(arms: Arms, kernel: Kernel, weights: dict[str, Any], case: Case, ran: Ran) -> Ran:
+    """A call on the case's edges, under the poison that no index has; prepared anew, since they are more rows. Only stages
+    without weights have any."""
+    print(TWIN["edges"], flush=True)  # as above
+    try:
+        given = arms.begin(twin_of(STAGES[case.problem.stage], case, "edges"))
+        edges = _calls(arms, kernel, weights, ran.index, [given, given])
+    except Exception as error:
+        raise RuntimeError(f"{TWIN['edges']}{type(error).__name__}: {error}") from error
+    found = [TWIN["edges"] + t for t in edges.trespasses if t not in ran.trespasses]
+    return replace(ran, twins=ran.twins | {"edges": edges.repeats[-1]}, trespasses=(*ran.trespasses, *found))
 
 
 def judged_calls(arms: Arms, kernel: Kernel, case: Case, index: int, calls: list[Tensors]) -> Ran:

@@ -17,7 +17,7 @@ from replay.exactness.judge import TWIN, graded, judge, with_twin
 from replay.exactness.trust import mistrust
 from replay.identity import Hashes
 from replay.kernels.registry import unavailable
-from replay.model import GRADES, NULL, Case, Exact, Inexact, Kernel, MemoryRates, NotRun, Outcome, Twin
+from replay.model import NULL, Case, Exact, Inexact, Kernel, MemoryRates, NotRun, Outcome, Twin
 from replay.oracle.moe import ExpertRows
 from replay.session import journal as j
 from replay.session.child import Ceiled, Done, Looked, Raised, Ran, Sampled, judge_main
@@ -327,7 +327,8 @@ class Session:
             when = f"after timing, {TWIN[case.twin]}" if case.twin else "in a timed call: "
             if isinstance(found, Mismatch):
                 yield arm, when + found.text(stage.label(case, found.output, found.row))
-            elif isinstance(outcome, Exact) and GRADES.index(found.grade) > GRADES.index(outcome.grade):
+            elif isinstance(outcome, Exact) and found.grade == "WITHIN_ULP" != outcome.grade:
+                # Another choice among equals is as right: which values tie is the variation's own.
                 yield arm, f"{when}{found.grade}, judged {outcome.grade}: {found.detail}"
 
     def _charge(self, crew: Crew, process: int, job: Job, died: Died) -> None:

@@ -73,6 +73,8 @@ class Stage:
     ``row_scale`` gives what was reduced into an output's rows its absmax, in an array that broadcasts to the rows that the
     oracle defines; it is given the inputs without the experts' weights.
 
+    ``edges`` turns a case into its twin of that name, on rows that a capture refuses or that hardly any holds, in a problem that
+    may have more of them.
     ``notice``: what a user should hear of an output that is right, e.g. that a state overflowed its dtype.
     ``degenerate``: whether a case is an edge that may legitimately leave outputs where they are; such are told, and no
     oracle is probed on them.
@@ -91,6 +93,7 @@ class Stage:
     check: Callable[[Problem], None] = _accept
     degenerate: Callable[[Problem, Tensors], bool] = _ordinary
     notice: Callable[[Case, Outputs], str] = _nothing
+    edges: Callable[[Case], Case] | None = None
     rests_on: tuple[str, ...] = ()
     arranged: Callable[[Problem, Tensors, Outputs], Outputs] | None = None
     budgets: Mapping[str, Budget] = field(default_factory=dict)

@@ -10,10 +10,14 @@ import pytest
 
 from replay.endpoint.reasons import REASONS, Refusal, exit_code
 from replay.errors import InputError
-from replay.model import TWINS, Exact
+from replay.model import LAYOUTS, Exact
 from replay.session import journal as j
+from replay.stages import STAGES
+from replay.stages.vary import twins_of
 from replay.timing.watch import Watched
 from tests.endpoint.conftest import BASE, MINE, NULL, RED, SECOND, Change, Run, changed, scaled, without
+
+ON = twins_of(STAGES["moe.combine"], LAYOUTS)
 
 
 def test_an_honest_run_is_granted(steady: Run) -> None:
@@ -271,13 +275,13 @@ def test_a_red_case_called_green_is_seen_by_its_answers(steady: Run) -> None:
     def change(record: j.Record) -> j.Record:
         if isinstance(record, j.Judged) and record.kernel == RED:
             answers = tuple(j.Answer(poison, "0" * 64) for poison in (255, 123, 255, 123))
-            return j.Judged(record.case, RED, Exact("BITWISE", 4), answers, dict.fromkeys(TWINS, answers[0]))
+            return j.Judged(record.case, RED, Exact("BITWISE", 4), answers, dict.fromkeys(ON, answers[0]))
         return record
 
     assert "evidence_differs" in steady.write(changed(steady.records(), change)).codes(RED)
 
 
-@pytest.mark.parametrize("twin", TWINS)
+@pytest.mark.parametrize("twin", ON)
 def test_an_answer_to_a_twin_is_demanded(steady: Run, twin: str) -> None:
     """A green line that lost what the kernel wrote on other bytes, or on strided inputs, is not granted."""
 

@@ -8,7 +8,7 @@ import pytest
 
 from replay.exactness import Got
 from replay.exactness.judge import TWIN, judge, with_twin
-from replay.model import TWINS, Case, Exact, Geometry, Inexact, Problem, Spec, Twin
+from replay.model import Case, Exact, Geometry, Inexact, Problem, Spec, Twin
 from replay.oracle.arith import bf16_to_f32
 from replay.stages import STAGES
 from replay.stages.stage import Budget, Outputs, Stage
@@ -89,7 +89,7 @@ def test_a_guard_band_weighs_more_than_a_budget() -> None:
     assert found == Inexact("FAIL", -1, "wrote outside out")
 
 
-@pytest.mark.parametrize("name", TWINS)
+@pytest.mark.parametrize("name", TWIN)
 def test_a_twin_counts_as_much_as_a_repeat(name: Twin) -> None:
     """A twin within the budget takes BITWISE from its case; one beyond it is a FAIL that says on which inputs."""
     twin, green = CASE.twinned(name), Exact("BITWISE", 2)

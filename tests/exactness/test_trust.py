@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from replay.exactness.trust import candidates_code, dispatched, doubled, mistrust
+from replay.exactness.trust import candidates_code, dispatched, mistrust, probed
 from replay.kernels import eager
 from replay.stages import STAGES
 from tests.conftest import QWEN36, make_case
@@ -29,7 +29,7 @@ def test_an_oracle_that_ignores_an_input_is_named(stage: str) -> None:
     """Each probe in turn is held where it was: the stage is mistrusted for exactly that input."""
     whole = STAGES[stage]
     case = make_case(stage, tokens=4)
-    inputs = whole.inputs(doubled(case))
+    inputs = whole.inputs(probed(whole, case))
     for name in whole.probes:
         deaf = dataclasses.replace(whole, oracle=lambda p, t, name=name: whole.oracle(p, {**t, name: inputs[name]}))
         assert mistrust(deaf, [case]) == f"redrawing {name} moves no expected output beside {case.id}"
