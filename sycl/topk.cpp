@@ -41,7 +41,7 @@ template <class T> inline int first_of(const T *row, int i, int end, float value
   return i;
 }
 
-// The largest value in [begin, end), and a column that it is not before: the block's in which it comes first.
+// The largest value in columns [begin, end), and where the first block begins that has it; −inf is looked up at once.
 template <class T> inline uint64_t best_of(const T *row, int begin, int end) {
   const float low = -__builtin_inff();
   float best = low;

@@ -1,7 +1,8 @@
 // What selection shares: keys in the order of the logits, and how groups of one row find the last among them.
 //
-// A candidate is 64 bits, its key above the complement of its index: of equal keys the larger has the lower index, no two are
-// equal, and 0 is none. So a maximum and a selection of candidates are unique, whatever the order they are made in.
+// A candidate is 64 bits, its key above the complement of an index: of equal keys the larger has the lower index, no two are equal,
+// and 0 is none. So a maximum and a selection of candidates are unique, whatever the order they are made in. (greedy_cpu's hold the
+// first index of a block that has the value, and the last group looks it up.)
 #pragma once
 #include "common.hpp"
 

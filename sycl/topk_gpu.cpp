@@ -7,11 +7,15 @@ constexpr int lanes_a_group = 256, digits = 256;
 
 using Group = sycl::group<2>;
 
-// True in every lane for the last group of a row.
+// True in every lane for the last group of a row. The counter orders lane 0 alone: what the other lanes wrote for other groups,
+// and what they are to read of them, takes a barrier of the device's scope on either side.
 inline bool last_group(const Lanes<lanes_a_group, 2> &lanes, uint32_t *arrived, int64_t row, int chunks) {
-  lanes.barrier();  // what every lane wrote is out
+  Group group = lanes.item.get_group();
+  sycl::group_barrier(group, sycl::memory_scope::device);
   uint32_t last = lanes.lane == 0 ? last_of(arrived, row, chunks) : 0;
-  return sycl::group_broadcast(lanes.item.get_group(), last, 0);
+  last = sycl::group_broadcast(group, last, 0);
+  sycl::group_barrier(group, sycl::memory_scope::device);
+  return last;
 }
 
 // ---------------------------------------------------------------- greedy

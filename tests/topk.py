@@ -23,10 +23,10 @@ def logit_case(stage: str, folder: Path, rows: NDArray[Any], **modes: str) -> Ca
 
 
 def edges(vocab: int, seed: int = 0) -> NDArray[np.float32]:
-    """Eleven rows: numbers; ties; one NaN; a NaN of the other sign; NaN alone; infinities; −inf alone but for NaN; both zeros;
-    all equal; low bits alone; few winners and zeros."""
+    """Twelve rows: numbers; ties; one NaN; a NaN of the other sign; NaN alone; infinities; −inf alone but for NaN; both zeros;
+    all equal; low bits alone; few winners and zeros; denormals."""
     rng = np.random.default_rng(seed)
-    x = rng.standard_normal((11, vocab)).astype(np.float32)
+    x = rng.standard_normal((12, vocab)).astype(np.float32)
     x[1] = np.round(x[1])
     x[2, vocab // 2] = np.nan
     x[3, vocab - 1] = np.uint32(0xFFC00000).view(np.float32)
@@ -37,4 +37,5 @@ def edges(vocab: int, seed: int = 0) -> NDArray[np.float32]:
     x[8] = 1.5
     x[9] = (rng.integers(0, 1024, vocab, np.uint32) + np.uint32(0x3F800000)).view(np.float32)
     x[10] = np.where(np.arange(vocab) % 83, 0.0, 1 + rng.random(vocab))
+    x[11] = (rng.integers(0, 1 << 23, vocab, np.uint32) | (rng.integers(0, 2, vocab, np.uint32) << 31)).view(np.float32)
     return x

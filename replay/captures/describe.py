@@ -117,13 +117,16 @@ LOGIT_HEADERS = ["layer", "dtype", "shape", "requests", "least", "largest", *(f"
 
 def summarise_logits(path: Path) -> list[str]:
     """One line: shape and range, and in what share of rows the k-th largest logit ties with the next, so that k of them are no
-    one selection."""
+    one selection. Row by row, since a file may be large."""
     file = open_logits(path)
     held = file.tensor("logits")
-    bits = (held.astype(np.uint32) << 16).view(np.float32) if held.dtype == np.uint16 else held
-    ordered = -np.partition(-bits, max(TIES_AT), axis=1)[:, : max(TIES_AT) + 1]
-    ordered.sort(axis=1)
-    ties = [np.mean(ordered[:, -k] == ordered[:, -k - 1]) for k in TIES_AT]
+    least, largest, ties = np.inf, -np.inf, dict.fromkeys((k for k in TIES_AT if k < held.shape[1]), 0)
+    for row in held:
+        values = (row.astype(np.uint32) << 16).view(np.float32) if held.dtype == np.uint16 else np.asarray(row)
+        least, largest = min(least, float(values.min())), max(largest, float(values.max()))
+        for k in ties:
+            top = np.partition(values, [-k - 1, -k])
+            ties[k] += int(top[-k] == top[-k - 1])
     requests = len(np.unique(file.tensor("request")))
-    ends = [f"{end:.4g}" for end in (bits.min(), bits.max())]
-    return [file.layer, file.dtype("logits"), str(list(held.shape)), str(requests), *ends, *(f"{t:.0%}" for t in ties)]
+    shares = [f"{ties[k] / len(held):.0%}" if k in ties else "" for k in TIES_AT]
+    return [file.layer, file.dtype("logits"), str(list(held.shape)), str(requests), f"{least:.4g}", f"{largest:.4g}", *shares]

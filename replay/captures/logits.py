@@ -13,7 +13,16 @@ from typing import Any
 
 from replay.captures.manifest import Capture
 from replay.captures.select import Select, layer_label
-from replay.captures.tensors import FORMS, TensorFile, chosen_files, open_tensors, starts_of
+from replay.captures.tensors import (
+    FORMS,
+    TensorFile,
+    check_layers,
+    check_window,
+    chosen_files,
+    file_of,
+    open_tensors,
+    starts_of,
+)
 from replay.errors import InputError
 from replay.model import Case, CaseId, Geometry, Logits, Source
 
@@ -23,7 +32,11 @@ _INDEX = ("step", "request")
 
 def open_logits(path: Path) -> TensorFile:
     """Map a file and read its header; InputError for anything that is not a logit file."""
-    return open_tensors(path, FORM, _INDEX, TensorFile)
+    file = open_tensors(path, FORM, _INDEX, TensorFile)
+    shape = file.tensor("logits").shape
+    if len(shape) != 2 or not all(shape):
+        raise InputError(str(path), "logits", "shape (rows, vocab), one row or more", str(shape))
+    return file
 
 
 def check_logits(file: TensorFile, geometry: Geometry) -> None:
@@ -44,11 +57,7 @@ def check_logits(file: TensorFile, geometry: Geometry) -> None:
 
 def check_capture(capture: Capture, geometry: Geometry) -> None:
     """Every file of a capture checked, each of a layer of its own."""
-    seen: dict[str, Path] = {}
-    for file in map(open_logits, capture.files):
-        check_logits(file, geometry)
-        if (other := seen.setdefault(layer_label(file.layer), file.path)) is not file.path:
-            raise InputError(str(file.path), "layer", f"another than {other.name} has", file.layer)
+    check_layers(capture, map(open_logits, capture.files), lambda file: check_logits(file, geometry))
 
 
 def cases(capture: Capture, select: Select, geometry: Geometry, problem_for: Any, seed: int) -> Iterator[Case]:
@@ -67,12 +76,6 @@ def _rows_at(file: TensorFile, start: int, rows: int) -> Logits:
 
 def find(capture: Capture, wanted: CaseId) -> Case:
     """The case that an id names; InputError where the capture has no such layer or rows."""
-    labels = []
-    for file in map(open_logits, capture.files):
-        labels.append(layer_label(file.layer))
-        if labels[-1] == wanted.source.layer:
-            start, rows = wanted.source.start, wanted.source.rows
-            if start + rows > (held := len(file.tensor("step"))):
-                raise InputError("--case", "rows", f"start + rows ≤ {held}", f"{start} + {rows}")
-            return Case(wanted, _rows_at(file, start, rows))
-    raise InputError("--case", "layer", f"one of {', '.join(labels)}", wanted.source.layer)
+    file = file_of(wanted.source.layer, map(open_logits, capture.files))
+    check_window(wanted.source, len(file.tensor("step")))
+    return Case(wanted, _rows_at(file, wanted.source.start, wanted.source.rows))

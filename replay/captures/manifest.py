@@ -10,7 +10,7 @@ import msgspec
 
 from replay.data import path as data_path
 from replay.errors import InputError
-from replay.model import Geometry
+from replay.model import Geometry, preset
 
 MANIFEST = "manifest.json"
 TENSOR_SUFFIX = ".safetensors"
@@ -39,6 +39,12 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     modes: dict[str, str]
     files: list[FileEntry]
     generator: dict[str, Any] | None = None
+
+
+def default_geometry(holds: Holds, model: str | None = None, tp: int | None = None) -> Geometry:
+    """The sizes of a capture without a manifest, where nothing else is asked for: Qwen3.6 at TP4, and whole what a sampler sees.
+    ValueError as ``preset`` has it."""
+    return preset("qwen36" if model is None else model, (1 if holds == "logits" else 4) if tp is None else tp)
 
 
 @dataclass(frozen=True)
@@ -134,7 +140,7 @@ def open_capture(path: Path) -> Capture:
 
 
 def _described(folder: Path, manifest: Manifest, entries: list[FileEntry]) -> Capture:
-    """A capture as its manifest describes it; several routes, or both kinds in one, are read as the first one's."""
+    """A capture as its manifest describes it; several routes, or several kinds in one, are read as the first one's."""
     from replay.captures.seeded import folder_of
 
     folder = folder_of(folder, manifest)

@@ -23,7 +23,17 @@ from numpy.typing import NDArray
 
 from replay.captures.manifest import Capture
 from replay.captures.select import Select, layer_label
-from replay.captures.tensors import FORMS, TensorFile, chosen_files, decoded, open_tensors, starts_of
+from replay.captures.tensors import (
+    FORMS,
+    TensorFile,
+    check_layers,
+    check_window,
+    chosen_files,
+    decoded,
+    file_of,
+    open_tensors,
+    starts_of,
+)
 from replay.errors import InputError
 from replay.model import Case, CaseId, Geometry, Sequence, Source, States
 
@@ -124,12 +134,7 @@ def _check_slots(file: StateFile, states: int) -> None:
 
 def check_capture(capture: Capture, geometry: Geometry) -> None:
     """Every file of a capture checked, each of a layer of its own."""
-    seen: dict[str, StateFile] = {}
-    for file in map(open_states, capture.files):
-        check_states(file, geometry)
-        other = seen.setdefault(layer_label(file.layer), file)
-        if other is not file:
-            raise InputError(str(file.path), "layer", f"another than {other.path.name} has", file.layer)
+    check_layers(capture, map(open_states, capture.files), lambda file: check_states(file, geometry))
 
 
 # ---------------------------------------------------------------- cases
@@ -163,12 +168,7 @@ def find(capture: Capture, wanted: CaseId) -> Case:
     """The case that an id names; InputError where the capture has no such layer or rows."""
     if (batch := dict(wanted.problem.modes).get("batch", "decode")) != "decode":
         raise InputError("--case", "batch", "decode: a capture's cases have one token a sequence", batch)
-    labels = []
-    for file in map(open_states, capture.files):
-        labels.append(layer_label(file.layer))
-        if labels[-1] == wanted.source.layer:
-            usable, start, rows = replayable(file), wanted.source.start, wanted.source.rows
-            if start + rows > len(usable):
-                raise InputError("--case", "rows", f"start + rows ≤ {len(usable)}", f"{start} + {rows}")
-            return Case(wanted, states_at(file, usable, start, rows))
-    raise InputError("--case", "layer", f"one of {', '.join(labels)}", wanted.source.layer)
+    file = file_of(wanted.source.layer, map(open_states, capture.files))
+    usable = replayable(file)
+    check_window(wanted.source, len(usable))
+    return Case(wanted, states_at(file, usable, wanted.source.start, wanted.source.rows))

@@ -6,7 +6,7 @@ none, for which safetensors' own reader wants torch or a copy of all bytes.
 
 import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,8 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from replay.captures.manifest import Capture, Holds
-from replay.captures.select import Select, chosen_starts, compiled
+from replay.captures.select import Select, chosen_starts, compiled, layer_label
 from replay.errors import InputError
+from replay.model import Source
 
 _DTYPES = {"BF16": "<u2", "F16": "<f2", "F32": "<f4", "I32": "<i4"}
 NAMES = {"BF16": "bf16", "F16": "f16", "F32": "f32", "I32": "i32"}
@@ -149,6 +150,8 @@ def open_tensors(path: Path, form: str, vectors: Iterable[str], kind: type[F]) -
     modes = decoded(path, meta, "modes", dict[str, str])
     if meta.get("form") != form:
         raise refused("form", form, meta.get("form"))
+    if not meta.get("layer"):
+        raise refused("layer", "what the tensors are of", "none")
     ends = [0, *sorted(end for entry in entries.values() for end in entry.data_offsets), len(body)]
     if ends[::2] != ends[1::2]:  # each tensor ends where the next begins
         raise refused("data_offsets", "tensors one behind the other, to the end of the file", "a gap or an overlap")
@@ -161,7 +164,7 @@ def open_tensors(path: Path, form: str, vectors: Iterable[str], kind: type[F]) -
         begin, end = entry.data_offsets
         if not 0 <= begin <= end <= len(body) or end - begin != math.prod(entry.shape) * np.dtype(_DTYPES[entry.dtype]).itemsize:
             raise refused(f"{name}: data_offsets", f"{entry.shape} of {entry.dtype} inside the file", entry.data_offsets)
-    return kind(path, meta, meta.get("layer", ""), modes, entries, body)
+    return kind(path, meta, meta["layer"], modes, entries, body)
 
 
 def save_tensors(path: Path, meta: Mapping[str, str], tensors: Mapping[str, NDArray[Any]]) -> None:
@@ -199,6 +202,29 @@ def chosen_files(capture: Capture, select: Select, files: Iterable[F]) -> list[F
         expected = f"one that matches a layer of {capture.name}"
         raise InputError("--route-layer-regex", "pattern", expected, repr(select.layer_regex))
     return found
+
+
+def check_layers(capture: Capture, files: Iterable[TensorFile], check: Callable[[Any], None]) -> None:
+    """Every file of a capture checked, each of a layer of its own."""
+    seen: dict[str, TensorFile] = {}
+    for file in files:
+        check(file)
+        if (other := seen.setdefault(layer_label(file.layer), file)) is not file:
+            raise InputError(str(file.path), "layer", f"another than {other.path.name} has", file.layer)
+
+
+def file_of(layer: str, files: Iterable[F]) -> F:
+    """The file of a layer that a case id names; InputError where there is none."""
+    found = {layer_label(file.layer): file for file in files}
+    if layer not in found:
+        raise InputError("--case", "layer", f"one of {', '.join(found)}", layer)
+    return found[layer]
+
+
+def check_window(wanted: Source, rows: int) -> None:
+    """InputError where a case id's rows are more than there are."""
+    if wanted.start + wanted.rows > rows:
+        raise InputError("--case", "rows", f"start + rows ≤ {rows}", f"{wanted.start} + {wanted.rows}")
 
 
 def starts_of(select: Select, file: TensorFile, rows: int, window: int, what: str) -> list[int]:

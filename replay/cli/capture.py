@@ -39,11 +39,11 @@ def _described(capture: "Capture") -> str:
 
 def _validate_tensors(path: str, capture: "Capture") -> None:
     from replay.captures import logits, states
+    from replay.captures.manifest import default_geometry
     from replay.captures.tensors import FORMS
-    from replay.model import preset
 
     # Without a manifest the sizes are those of the default geometry, as `run` takes them.
-    geometry = capture.manifest.geometry if capture.manifest else preset("qwen36", 4)
+    geometry = capture.manifest.geometry if capture.manifest else default_geometry(capture.holds)
     if capture.holds == "logits":
         logits.check_capture(capture, geometry)
         rows = sum(len(file.tensor("step")) for file in map(logits.open_logits, capture.files))

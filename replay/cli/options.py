@@ -29,7 +29,7 @@ _OPTIONS = (
     click.option("--load", multiple=True, metavar="FILE.py", help="Register the KERNELS of a Python file."),
     click.option("--device", default="cpu", show_default=True, help="cpu, xpu[:N] or cuda[:N]."),
     click.option("--model", help="Geometry preset, where the capture has no manifest. [qwen36]"),
-    click.option("--tp", type=int, help="Tensor-parallel size of the geometry. [4]"),
+    click.option("--tp", type=int, help="Tensor-parallel size of the geometry. [4, of logits 1]"),
     click.option("--mode", "modes", multiple=True, metavar="NAME=VALUE", help="A named mode, e.g. quant=recip_half_even."),
     click.option(
         "--timeout",

@@ -65,13 +65,13 @@ def _list(load: tuple[str, ...]) -> None:
     from replay.model import PRESETS
     from replay.session.plan import check_stages
     from replay.session.workers import kernels_of_file
-    from replay.stages import STAGES
+    from replay.stages import STAGES, shown
 
     kernels = registered(load, kernels_of_file).values()
     check_stages(kernels)
     click.echo(f"presets: {', '.join(PRESETS)}")
     for stage in STAGES.values():
-        modes = "; ".join(f"{n}={'|'.join(v)}" for n, v in stage.modes.items())
+        modes = "; ".join(f"{n}={shown(v).replace(', ', '|')}" for n, v in stage.modes.items())
         click.echo(f"{stage.name}  {modes}".rstrip())
         for kernel in kernels:
             if kernel.stage == stage.name:

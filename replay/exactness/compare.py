@@ -75,6 +75,10 @@ class Mismatch:
     past_end: bool = False
     pattern: str = ""
     beyond: str = ""
+    of_indices: bool = False
+
+    def _distance(self) -> str:
+        return "" if self.of_indices else f", {self.ulp} ulp{self.beyond}"
 
     def text(self, label: str) -> str:
         """``row 5 (token 0, slot 5, expert 161) of gate_up: 3 flips, 1 ulp …``."""
@@ -84,7 +88,7 @@ class Mismatch:
                 f"got {self.got} at column {self.column}"
             )
         return (
-            f"row {self.row} ({label}) of {self.output}: {self.flips} flips, {self.ulp} ulp{self.beyond}, worst at column "
+            f"row {self.row} ({label}) of {self.output}: {self.flips} flips{self._distance()}, worst at column "
             f"{self.column} (want {self.want}, got {self.got}); {self.wrong_rows} of {self.rows} rows wrong{self.pattern}"
         )
 
@@ -149,6 +153,7 @@ def _compare_one(spec: Spec, want: NDArray[Any], got: Got, allowed: Allowance | 
             _show(want.reshape(valid, -1)[row, column], spec.dtype),
             _show(array[:valid].reshape(valid, -1)[row, column], spec.dtype),
             pattern=_pattern("rows", flips > 0) + _pattern("columns", np.asarray(wrong.any(0))), beyond=beyond,
+            of_indices=spec.dtype in ("i32", "i64"),
         )  # fmt: skip
     tail = np.ascontiguousarray(array[valid:])
     touched = _by_row(tail.view(np.uint8) != got.poison) if tail.size else np.empty((0, 1), bool)

@@ -117,23 +117,23 @@ class Ring:
         self.flushed = cache == "cold-all"
         hot = HOT_RING_ACCELERATOR if arms.device.kind != "cpu" else HOT_RING
         held = sum(s.nbytes for s in stage.specs(case.problem) if s.role != "weight")
-        weighted = table is not None and stage.relabel is not None and len(table.experts) > 0
-        cold = not weighted and cache != "warm" and stage.work(case.problem, inputs).read_bytes > 0
-        # Where nothing is cold, as many as stay in the cache: one alone makes spans of one short call.
-        if arms.device.kind == "cpu" and (cache == "warm" or (cache == "cold-weights" and not weighted and not cold)):
+        if stage.relabel is None or (table is not None and not len(table.experts)):
+            table = None  # no weights that a call reads
+        cold = table is None and cache != "warm" and stage.work(case.problem, inputs).read_bytes > 0
+        if cache == "warm" or (cache == "cold-weights" and table is None and not cold):
+            # As many as stay in the cache; one alone makes spans of one short call.
             shared = sum(t.rows.nbytes for t in inputs.values() if isinstance(t, ExpertRows))
             hot = int(np.clip((arms.device.llc_bytes() // WARM_SHARE - shared) // held, 1, hot))
         self.relabel: Any = None
         self.slots: NDArray[Any] | None = None
         goal = 0 if cache == "warm" else CACHE_PASSES * arms.device.llc_bytes()
-        if not weighted:
+        if table is None:
             # States are cold without being weights. They are restored right before a span, so the caches are flushed behind
             # that; the ring then need not pass them, and holds no more than that in all.
             self.flushed = self.flushed or cold
             count = min(max(goal // held, LEAST_RING), hot) if cold else hot
             self.bindings = [arms.binding(inputs, {}) for _ in range(count)]
             return
-        assert table is not None  # it has weights
         active = len(table.experts)
         self.set_bytes = sum(t.rows.nbytes for t in inputs.values() if isinstance(t, ExpertRows))
         self.sets = sets = 1 if cache == "warm" else table.total // active

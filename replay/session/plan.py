@@ -13,10 +13,10 @@ import msgspec
 from replay import devices
 from replay.captures import Capture, Select, cases, locate, logits, open_capture, states
 from replay.captures.cases import find, shape_hits
-from replay.captures.manifest import Holds
+from replay.captures.manifest import Holds, default_geometry
 from replay.errors import InputError
 from replay.kernels import registry
-from replay.model import HELD, Case, CaseId, Geometry, Kernel, preset
+from replay.model import HELD, Case, CaseId, Geometry, Kernel
 from replay.session.journal import Plan
 from replay.session.workers import kernels_of_file
 from replay.stages import STAGES, check_modes, matching, problem_for
@@ -24,7 +24,6 @@ from replay.stages.draw import NAME as GENERATOR
 from replay.stages.stage import Stage
 from replay.verdict import is_quick
 
-DEFAULT_MODEL, DEFAULT_TP = "qwen36", 4
 OPTION = {"routes": "--route-jsonl", "states": "--state", "logits": "--logits"}  # what a capture holds → what asks for it
 FAMILY = {holds: family for family, holds in HELD.items()}
 
@@ -139,7 +138,7 @@ def geometry_of(asked: Asked, capture: Capture) -> Geometry:
     """The manifest's geometry; without a manifest the preset asked for. A contradiction is an error."""
     if capture.manifest is None:
         try:
-            return preset(DEFAULT_MODEL if asked.model is None else asked.model, DEFAULT_TP if asked.tp is None else asked.tp)
+            return default_geometry(capture.holds, asked.model, asked.tp)
         except ValueError as error:
             field, _, rest = str(error).partition(": ")
             expected, _, got = rest.removeprefix("expected ").partition(", got ")

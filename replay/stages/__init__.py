@@ -23,13 +23,18 @@ def matching(globs: Iterable[str]) -> list[Stage]:
     return [s for s in STAGES.values() if any(fnmatchcase(s.name, g) for g in globs)]
 
 
+def shown(values: Iterable[str]) -> str:
+    """Values of a mode as a user reads them: N for a number."""
+    return ", ".join(re.sub(r"\(0\|\[1-9\]\\d\*\)|\[1-9\]\\d\*|\\d\+", "N", value) for value in values)
+
+
 def problem_for(stage: Stage, geometry: Geometry, rows: int, chosen: Mapping[str, str]) -> Problem:
     """The problem of one stage: its default modes, with those in ``chosen`` that it has. InputError for a bad value."""
     modes = []
     for name, values in stage.modes.items():
         value = chosen.get(name, values[0])
         if not any(re.fullmatch(pattern, value) for pattern in values):
-            raise InputError("--mode", f"{name} of {stage.name}", f"one of {', '.join(values)}", repr(value))
+            raise InputError("--mode", f"{name} of {stage.name}", f"one of {shown(values)}", repr(value))
         modes.append((name, value))
     problem = Problem(stage.name, geometry, rows, tuple(sorted(modes)))
     stage.check(problem)

@@ -39,6 +39,6 @@ for wrong in "--route-stage-regex router" "--stage moe.gemm1" "--mode l2norm=non
   code=0
   # shellcheck disable=SC2086  # words of one option
   b70-replay --state qwen36-states-generated $wrong --quick >refused.txt 2>&1 || code=$?
-  [ "$code" -eq 2 ] && [ "$(wc -l <refused.txt)" -eq 1 ]
+  { [ "$code" -eq 2 ] && [ "$(wc -l <refused.txt)" -eq 1 ]; } || exit 1
 done
 say "what states do not have is refused in one line"

@@ -24,6 +24,13 @@ ROWS = ("eager:topk.rows", "sycl:topk.rows:select")
 KS = (1, 20, 64, 65, 300, 2048)
 
 
+def in_chunks(monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
+    """Both bodies take so many columns a work-group."""
+    monkeypatch.setattr(launches, "_cpu_chunk", lambda rows, all_columns, k: columns)
+    monkeypatch.setattr(launches, "_KEYS", columns)
+    monkeypatch.setattr(launches, "_GREEDY_COLUMNS", columns)
+
+
 @pytest.fixture(params=["cpu", "gpu"])
 def body(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Our SYCL kernels in one of their bodies."""
@@ -47,6 +54,30 @@ def test_every_edge(vocab: int, body: str, tmp_path: Path) -> None:
             assert exact(kernel, tmp_path, rows).grade == "BITWISE"
         for k in KS:
             assert exact(ROWS[1], tmp_path, rows, k=str(k)).grade == "BITWISE"
+
+
+@pytest.mark.parametrize("columns", [1, 7, 64, 300])
+def test_chunks_of_a_row_are_joined(columns: int, body: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One to many groups a row, each with fewer columns than k or more: ties, NaN and infinities across them, and a thousand calls
+    of one prepared kernel on changing rows leave nothing behind."""
+    in_chunks(monkeypatch, columns)
+    rows = edges(331)
+    assert exact(GREEDY[1], tmp_path, rows).grade == "BITWISE"
+    for k in (1, 20, 300):
+        assert exact(ROWS[1], tmp_path, rows, k=str(k)).grade == "BITWISE"
+    if columns != 64:
+        return
+    run = launches.prepare_greedy(problem("topk.greedy", len(rows), 331), {})
+    other = launches.prepare_greedy(problem("topk.greedy", len(rows), 331), {})  # two alive at once
+    t = tensors(rows)
+    wider = {**t, "logits": torch.zeros(len(rows), 340)[:, :331]}  # another stride in turn
+    for call in range(1000):
+        moved = np.roll(rows, call, axis=0)
+        given = wider if call % 2 else t
+        given["logits"].copy_(torch.from_numpy(moved))
+        (other if call % 3 == 0 else run)(given)
+        if call % 10 == 0 or call > 990:
+            assert np.array_equal(t["token"].numpy(), oracle.greedy(oracle.canonical(moved)))
 
 
 def test_torch_chooses_otherwise_among_equals(tmp_path: Path) -> None:
@@ -96,8 +127,9 @@ def tensors(rows: np.ndarray, k: int = 1) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
-def test_ten_thousand_rows(dtype: str) -> None:
-    """Each of our kernels on 10,048 random rows of a dtype: right in all of them, and no kind of row was missed."""
+def test_ten_thousand_rows(dtype: str, body: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of our kernels on 10,048 random rows of a dtype, in chunks: right in all of them, and no kind of row was missed."""
+    in_chunks(monkeypatch, 200)
     rng = np.random.default_rng(8)
     seen: Counter[str] = Counter()
     vocab, k, batch = 411, 20, 64

@@ -6,7 +6,11 @@ import torch
 
 from replay.devices import Device
 from replay.model import Spec
+from replay.session.arms import HOT_RING, WARM_SHARE, Arms, Ring
 from replay.session.buffers import POISON_BYTES, Binding, Guarded, Tables, Use, all_intact, bind, checksum, to_torch
+from replay.stages import STAGES
+from tests.conftest import STATE_FOLDER, make_case
+from tests.topk import logit_case
 
 CPU = Device("cpu")
 
@@ -182,3 +186,21 @@ def test_checksum_sees_one_changed_byte() -> None:
         before = checksum({"w": tensor})
         tensor.view(torch.uint8)[-1] = 1
         assert checksum({"w": tensor}) != before
+
+
+@pytest.mark.parametrize(
+    ("stage", "cache", "count", "flushed"),
+    [
+        ("topk.greedy", "cold-weights", "in cache", False), ("topk.greedy", "warm", "in cache", False),
+        ("topk.greedy", "cold-all", HOT_RING, True), ("gdn.conv", "cold-weights", HOT_RING, True), ("gdn.conv", "warm", HOT_RING, False),
+    ],
+)  # fmt: skip
+def test_a_ring_keeps_in_the_cache_what_is_not_cold(stage: str, cache: str, count: int | str, flushed: bool) -> None:
+    """Logits come out of a cache unless all is to be cold: as many sets as fit a quarter of the last level. States are cold."""
+    arms = Arms(CPU)
+    case = logit_case(stage, STATE_FOLDER, np.zeros((1, 70_001), np.float32)) if stage == "topk.greedy" else make_case(stage)
+    held = sum(s.nbytes for s in STAGES[stage].specs(case.problem))
+    ring = Ring(arms, case, arms.begin(case), cache)
+    fits = min(CPU.llc_bytes() // WARM_SHARE // held, HOT_RING)
+    assert len(ring.bindings) == (fits if count == "in cache" else count)
+    assert ring.flushed == flushed

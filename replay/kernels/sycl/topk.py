@@ -49,7 +49,7 @@ def selection_of(problem: Problem, stride: int, columns: int, chunk: int) -> Sel
 
 def _cpu_chunk(rows: int, columns: int, k: int) -> int:
     """Columns of a chunk: a chunk a core, fewer where each leaves many candidates."""
-    chunks = min((os.cpu_count() or 1) // rows, columns // (_COLUMNS_A_CANDIDATE * k))
+    chunks = min(len(os.sched_getaffinity(0)) // rows, columns // (_COLUMNS_A_CANDIDATE * k))
     return -(-columns // max(chunks, 1))
 
 
