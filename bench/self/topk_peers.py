@@ -3,8 +3,8 @@
     b70-replay run --logits qwen36-logits-generated --route-layer-regex lm_head --load bench/self/topk_peers.py --kernel 'torch:*'
     python bench/self/topk_peers.py [--blocks 60]
 
-Both pick a NaN, and topk knows nothing of lengths and of −1: they are red on edges. The table of times is of what they take all the
-same.
+Both pick a NaN, and topk knows nothing of lengths and of −1: they are red on edges. The table of times is of what they take all
+the same.
 """
 
 from collections.abc import Callable, Mapping
