@@ -87,7 +87,9 @@ class Session:
         self.seating = Seating(plan)
         self.hashes = Hashes()
         self.lost = False  # whether the device was lost and has not been seen to compute since
-        self._truth: dict[tuple[str, str, bool], tuple[Tensors, Outputs]] = {}  # inputs without the weights, which are large
+        self._truth: dict[
+            tuple[str, object, str, bool], tuple[Tensors, Outputs]
+        ] = {}  # inputs without the weights, which are large
 
     def write(self, record: j.Record) -> None:
         """Journal a record and take it in."""
@@ -123,7 +125,7 @@ class Session:
 
         ``timed``: on the variation that is checked while a kernel is timed.
         """
-        key = str(case.id), case.bytes_of, timed
+        key = str(case.id), case.held, case.bytes_of, timed  # a twin of more rows may have another case's id
         if key not in self._truth:
             stage = STAGES[case.problem.stage]
             inputs = inputs_when_timed(stage, case) if timed else stage.inputs(case)
