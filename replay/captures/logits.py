@@ -12,16 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from replay.captures.manifest import Capture
-from replay.captures.select import Select, layer_label
+from replay.captures.select import Select
 from replay.captures.tensors import (
     FORMS,
     TensorFile,
     check_layers,
     check_window,
-    chosen_files,
     file_of,
     open_tensors,
-    starts_of,
+    windows,
 )
 from replay.errors import InputError
 from replay.model import Case, CaseId, Geometry, Logits, Source
@@ -62,20 +61,17 @@ def check_capture(capture: Capture, geometry: Geometry) -> None:
 
 def cases(capture: Capture, select: Select, geometry: Geometry, problem_for: Any, seed: int) -> Iterator[Case]:
     """Cases of W consecutive rows of one file."""
-    files = chosen_files(capture, select, map(open_logits, capture.files))
-    for window in select.windows:
-        for file in files:
-            for start in starts_of(select, file, len(file.tensor("step")), window, "rows"):
-                source = Source(capture.name, layer_label(file.layer), start, window)
-                yield Case(CaseId(problem_for(geometry, window), source, seed), _rows_at(file, start, window))
+    files = map(open_logits, capture.files)
+    for file, source in windows(capture, select, files, lambda file: len(file.tensor("step")), "rows"):
+        yield Case(CaseId(problem_for(geometry, source.rows), source, seed), _rows_at(file, source))
 
 
-def _rows_at(file: TensorFile, start: int, rows: int) -> Logits:
-    return Logits(str(file.path.resolve()), tuple(range(start, start + rows)))
+def _rows_at(file: TensorFile, source: Source) -> Logits:
+    return Logits(str(file.path.resolve()), tuple(range(source.start, source.start + source.rows)))
 
 
 def find(capture: Capture, wanted: CaseId) -> Case:
     """The case that an id names; InputError where the capture has no such layer or rows."""
     file = file_of(wanted.source.layer, map(open_logits, capture.files))
     check_window(wanted.source, len(file.tensor("step")))
-    return Case(wanted, _rows_at(file, wanted.source.start, wanted.source.rows))
+    return Case(wanted, _rows_at(file, wanted.source))

@@ -22,20 +22,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from replay.captures.manifest import Capture
-from replay.captures.select import Select, layer_label
+from replay.captures.select import Select
 from replay.captures.tensors import (
     FORMS,
     TensorFile,
     check_layers,
     check_window,
-    chosen_files,
     decoded,
     file_of,
     open_tensors,
-    starts_of,
+    windows,
 )
 from replay.errors import InputError
-from replay.model import Case, CaseId, Geometry, Sequence, Source, States
+from replay.model import Case, CaseId, Geometry, Sequence, States
 
 FORM = FORMS["states"]
 LAYER = "model.layers.{}.linear_attn"
@@ -142,13 +141,10 @@ def check_capture(capture: Capture, geometry: Geometry) -> None:
 
 def cases(capture: Capture, select: Select, geometry: Geometry, problem_for: Any, seed: int) -> Iterator[Case]:
     """Cases of W consecutive rows that have states, or are padding, of one layer: W sequences of one token each."""
-    files = chosen_files(capture, select, map(open_states, capture.files))
-    for window in select.windows:
-        for file in files:
-            usable = replayable(file)
-            for start in starts_of(select, file, len(usable), window, "rows with states"):
-                source = Source(capture.name, layer_label(file.layer), start, window)
-                yield Case(CaseId(problem_for(geometry, window), source, seed), states_at(file, usable, start, window))
+    files = map(open_states, capture.files)
+    for file, source in windows(capture, select, files, lambda file: len(replayable(file)), "rows with states"):
+        held = states_at(file, replayable(file), source.start, source.rows)
+        yield Case(CaseId(problem_for(geometry, source.rows), source, seed), held)
 
 
 def replayable(file: StateFile) -> NDArray[np.int64]:

@@ -6,7 +6,7 @@ none, for which safetensors' own reader wants torch or a copy of all bytes.
 
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -194,16 +194,6 @@ def bf16(x: NDArray[np.float32]) -> NDArray[np.uint16]:
 # ---------------------------------------------------------------- which files and rows
 
 
-def chosen_files(capture: Capture, select: Select, files: Iterable[F]) -> list[F]:
-    """The files of a layer whose name matches; InputError where there is none."""
-    layer_re = compiled("--route-layer-regex", select.layer_regex)
-    found = [file for file in files if layer_re.search(file.layer)]
-    if not found:
-        expected = f"one that matches a layer of {capture.name}"
-        raise InputError("--route-layer-regex", "pattern", expected, repr(select.layer_regex))
-    return found
-
-
 def check_layers(capture: Capture, files: Iterable[TensorFile], check: Callable[[Any], None]) -> None:
     """Every file of a capture checked, each of a layer of its own."""
     seen: dict[str, TensorFile] = {}
@@ -227,10 +217,22 @@ def check_window(wanted: Source, rows: int) -> None:
         raise InputError("--case", "rows", f"start + rows ≤ {rows}", f"{wanted.start} + {wanted.rows}")
 
 
-def starts_of(select: Select, file: TensorFile, rows: int, window: int, what: str) -> list[int]:
-    """The first rows of the windows that were asked for; InputError for one that does not fit."""
-    starts = chosen_starts(select, rows, window)
-    if bad := [s for s in starts if s + window > rows]:
-        expected = f"start + window ≤ the {rows} {what} of {file.layer}"
-        raise InputError("--route-start-indices", "index", expected, f"{bad[0]} + {window}")
-    return starts[: select.max_cases]
+def windows(
+    capture: Capture, select: Select, files: Iterable[F], rows_of: Callable[[F], int], what: str
+) -> Iterator[tuple[F, Source]]:
+    """Each file whose layer matches, with each window of its rows that was asked for; ``what`` they are. InputError where no
+    layer matches, or a window does not fit."""
+    layer_re = compiled("--route-layer-regex", select.layer_regex)
+    chosen = [file for file in files if layer_re.search(file.layer)]
+    if not chosen:
+        expected = f"one that matches a layer of {capture.name}"
+        raise InputError("--route-layer-regex", "pattern", expected, repr(select.layer_regex))
+    for window in select.windows:
+        for file in chosen:
+            rows = rows_of(file)
+            starts = chosen_starts(select, rows, window)
+            if bad := [s for s in starts if s + window > rows]:
+                expected = f"start + window ≤ the {rows} {what} of {file.layer}"
+                raise InputError("--route-start-indices", "index", expected, f"{bad[0]} + {window}")
+            for start in starts[: select.max_cases]:
+                yield file, Source(capture.name, layer_label(file.layer), start, window)
