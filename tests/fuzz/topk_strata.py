@@ -14,8 +14,8 @@ from tests.topk import logit_case
 
 TOPK = tuple(name for name in STAGES if name.startswith("topk."))
 KINDS = ("plain", "ties", "nan", "all nan", "infinities", "zeros", "equal", "narrow", "rising")
-WANTED = (*KINDS[1:], "bf16", "f32", "one row", "64 rows", "one column", "odd size", "shard")
-ROWS = ("next_n", "k=1", "k over 64", "k over all")
+WANTED = (*KINDS[1:], "bf16", "f32", "one row", "64 rows", "one column", "odd size")
+ROWS = ("shard", "next_n", "k=1", "k over 64", "k over all")
 
 
 def draw(choices: Choices, stage: str) -> Drawn:
@@ -27,9 +27,9 @@ def draw(choices: Choices, stage: str) -> Drawn:
     x, kinds = drawn_rows(np.random.default_rng(seed), rows, vocab)
     bf16 = choices.chance(0.5)
     modes = {}
-    if vocab % 2 == 0 and choices.chance(0.3):
-        modes["shard"] = choices.pick(("0/2", "1/2"))
     if stage == "topk.rows":
+        if vocab % 2 == 0 and choices.chance(0.3):
+            modes["shard"] = choices.pick(("0/2", "1/2"))
         modes["k"] = str(choices.pick((1, 5, 20, 64, 65, 200, 2048)))
         modes["next_n"] = str(choices.pick([n for n in (1, 1, 2, 3) if rows % n == 0]))
     else:
