@@ -115,7 +115,8 @@ inline void advance(float *s, int64_t apart, int dim, const Token &token, const 
     }
     part[r] = low + high;
   }
-  f16v d = (values - fold16(part)) * token.beta;
+  float d[16];  // in memory once: a lane of a vector by a running index is a store and a load of it for every row
+  store16(d, (values - fold16(part)) * token.beta);
   for (int r = 0; r < 16; r++) {
     f16v low = 0.0f, high = 0.0f;
     float *row = s + r * apart;
