@@ -6,6 +6,7 @@ SYCL kernels another where the runtime is there; the ceilings take the best.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from time import perf_counter_ns
 from typing import TYPE_CHECKING
 
 from replay.devices import Device
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 CALLS_BYTES = 64 << 20  # a timing of a small buffer makes as many calls as move this much
 WAKING_BYTES = 256 << 10
+SPIN_NS = 150_000  # what session.workers.SPIN_COUNT comes to, and as much again
 HOT_BYTES = (256 << 10, 1 << 20, 4 << 20)
 
 
@@ -56,19 +58,23 @@ def probes(device: Device, nbytes: int) -> Iterator[Probe]:
         yield from bandwidth.small(device, [_buffer(device, size) for size in _hot_sizes(device)])
 
 
-def waker(device: Device) -> Callable[[], None]:
-    """A little work for every thread that kernels on a CPU are run by, SYCL's and then torch's: the other way round torch's
-    operations take three microseconds longer, and this way SYCL's take about as much."""
+def waker(device: Device) -> Callable[[], object]:
+    """A little work for every thread that kernels on a CPU are run by: torch's, and then SYCL's for as long as torch's still spin
+    in the hope of more (``SPIN_NS``). Whoever spins keeps a core from the others: with torch's last, kernels of ours had one core
+    of two."""
     to, source = _buffer(device, WAKING_BYTES), _buffer(device, WAKING_BYTES)
-    work: list[Callable[[], object]] = [_copy(to, source)]
-    if _runs_sycl(device):
-        from replay.kernels.sycl import bandwidth
+    copy = _copy(to, source)
+    if not _runs_sycl(device):
+        return copy
+    from replay.kernels.sycl import bandwidth
 
-        work.insert(0, next(bandwidth.small(device, [source])).call)
+    read = next(bandwidth.small(device, [source])).call
 
     def wake() -> None:
-        for call in work:
-            call()
+        copy()
+        spinning = perf_counter_ns() + SPIN_NS
+        while perf_counter_ns() < spinning:
+            read()
 
     return wake
 

@@ -21,7 +21,7 @@ APART, APART_NS = 0.05, 300_000
 # Work that is queued before a span, so that the device never waits for the host: this many times what the host needs to
 # hand the calls over, and never more than a tenth of a second.
 LEAD, MOST_LEAD_NS = 1.5, 100_000_000
-AWAKE_NS = 200_000  # how long threads without work are sure to look for some before they sleep
+AWAKE_NS = 50_000  # a start that takes longer may have put threads to sleep, or others to work that go on spinning
 DISAGREES, WAITED, TRACED = "clock_disagrees", "host_waited", "traced"
 
 
@@ -90,7 +90,7 @@ def _mhz(telemetry: Telemetry | None) -> int | None:
 class HostClock:
     """For work that is done when the call returns. ``wake`` puts the threads to work that do it: they sleep when they find
     nothing to do, and to wake them takes longer than many a kernel. It comes before the inputs are written, so that nothing
-    finds them ahead of the clock; and again behind a start that took so long that they may sleep once more."""
+    finds them ahead of the clock; and again behind a start that took long: they may sleep once more, or those spin that wrote."""
 
     least_ns = LEAST_HOST_NS
 
