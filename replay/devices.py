@@ -23,6 +23,9 @@ KINDS = ("cpu", "xpu", "cuda")
 UNKNOWN = "unknown"
 # Operands that pass the last-level cache so many times leave nothing of themselves in it.
 CACHE_PASSES = 3
+# How often torch's OpenMP threads on a CPU look for more work before they sleep: some 80 µs, where by themselves they keep a core
+# for four milliseconds behind every operation, the harness's own included, and SYCL's threads from it. After SPIN_NS it is over.
+SPIN_COUNT, SPIN_NS = 3000, 150_000
 
 
 def parse(name: str) -> str:

@@ -8,7 +8,7 @@ Each is the eager kernel with one function changed.
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from replay.kernels import eager, eager_gdn
+from replay.kernels import eager_common, eager_gdn
 from replay.model import Kernel, Problem
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     T = torch.Tensor
 
-SIGMOID = eager.sigmoid
+SIGMOID = eager_common.sigmoid
 
 
 def _changed(name: str, function: Callable[..., "T"]) -> Callable[..., Any]:
@@ -34,7 +34,7 @@ def _serial(terms: "T") -> "T":
 
 def _fused(s: "T", d: "T", k: "T") -> "T":
     """S + d·k with one rounding."""
-    return eager.fma(d[..., None].expand_as(s).contiguous(), k[:, :, None, :].expand_as(s).contiguous(), s)
+    return eager_common.fma(d[..., None].expand_as(s).contiguous(), k[:, :, None, :].expand_as(s).contiguous(), s)
 
 
 def _rounded(b: "T") -> "T":

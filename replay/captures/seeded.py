@@ -19,18 +19,17 @@ from replay.captures.manifest import MANIFEST, FileEntry, Manifest
 from replay.errors import InputError
 from replay.model import Geometry, preset
 
+STATES, LOGITS = "replay.captures.generate_states:generate", "replay.captures.generate_logits:generate"
 # The generator that a manifest names → what makes the files, and the parameters that it takes.
 GENERATORS: Mapping[str, tuple[Callable[[Path, Geometry, Any], list[FileEntry]], type[Any]]] = {
-    "replay.captures.generate_states:generate": (generate_states.generate, generate_states.StateModel),
-    "replay.captures.generate_logits:generate": (generate_logits.generate, generate_logits.LogitModel),
+    STATES: (generate_states.generate, generate_states.StateModel),
+    LOGITS: (generate_logits.generate, generate_logits.LogitModel),
 }
 SHIPPED: Mapping[str, tuple[str, Geometry, Any]] = {
-    "qwen36-states-generated": ("replay.captures.generate_states:generate", preset("qwen36", 4), generate_states.StateModel()),
-    "qwen36-logits-generated": ("replay.captures.generate_logits:generate", preset("qwen36", 1), generate_logits.LogitModel()),
-    "qwen3-next-logits-generated": (
-        "replay.captures.generate_logits:generate", preset("qwen3-next", 1), generate_logits.LogitModel(),
-    ),
-}  # fmt: skip
+    "qwen36-states-generated": (STATES, preset("qwen36", 4), generate_states.StateModel()),
+    "qwen36-logits-generated": (LOGITS, preset("qwen36", 1), generate_logits.LogitModel()),
+    "qwen3-next-logits-generated": (LOGITS, preset("qwen3-next", 1), generate_logits.LogitModel()),
+}
 
 
 def folder_of(folder: Path, manifest: Manifest) -> Path:

@@ -71,7 +71,7 @@ def _list(load: tuple[str, ...]) -> None:
     check_stages(kernels)
     click.echo(f"presets: {', '.join(PRESETS)}")
     for stage in STAGES.values():
-        modes = "; ".join(f"{n}={shown(v).replace(', ', '|')}" for n, v in stage.modes.items())
+        modes = "; ".join(f"{n}={'|'.join(map(shown, v))}" for n, v in stage.modes.items())
         click.echo(f"{stage.name}  {modes}".rstrip())
         for kernel in kernels:
             if kernel.stage == stage.name:

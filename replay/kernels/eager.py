@@ -8,6 +8,7 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
+from replay.kernels.eager_common import eager_kernel, exp_cr, fma, round_half_away, sigmoid, strided32_tree
 from replay.model import Kernel, Problem
 
 if TYPE_CHECKING:
@@ -20,14 +21,10 @@ if TYPE_CHECKING:
     Tensors = Mapping[str, T]
 
 EPS = 1e-10
-_DEVICES = ("cpu", "xpu", "cuda")
 
 
 def _kernel(stage: str, function: str, *, graph_safe: bool = True) -> Kernel:
-    return Kernel(
-        id=f"eager:{stage}", prepare=f"replay.kernels.eager:{function}", devices=_DEVICES, needs=("python:torch",),
-        graph_safe=graph_safe, summary="plain torch operations",
-    )  # fmt: skip
+    return eager_kernel(stage, __name__, function, graph_safe=graph_safe)
 
 
 def _gathered(stage: str, function: str) -> Kernel:
@@ -98,14 +95,6 @@ def _quantize_rows(x: "T", mode: str) -> tuple["T", "T"]:
         codes = torch.trunc((x / s).clamp(low, high))
     codes = torch.where(finite[:, None], codes, torch.zeros_like(codes)).nan_to_num(nan=0.0)
     return codes.to(torch.int8), scale
-
-
-def round_half_away(x: "T") -> "T":
-    """C ``roundf``; the half is added in f64."""
-    import torch
-
-    wide = x.double()
-    return torch.copysign(torch.trunc(wide.abs() + 0.5), wide).float()
 
 
 def route(topk_ids: "T", experts: int, expert_map: "T | None" = None) -> tuple["T", "T", "T"]:
@@ -184,18 +173,6 @@ def gathered_gemm(
     out.copy_(torch.where(valid[:, None], y.to(torch.bfloat16), out))
 
 
-def exp_cr(x: "T") -> "T":
-    """exp in f64, rounded once to f32."""
-    return x.double().exp().float()
-
-
-def sigmoid(x: "T") -> "T":
-    """1 / (1 + exp(−x)); a tensor over a tensor, since torch turns a scalar over one into a product."""
-    import torch
-
-    return torch.ones_like(x) / (1 + exp_cr(-x))
-
-
 def act_quant(gate_up: "T", act: str, quant: str) -> tuple["T", "T"]:
     """bf16 [R, 2I] → (q int8 [R, I], scale f32 [R])."""
 
@@ -221,19 +198,6 @@ def combine(y: "T", permuted: "T", weights: "T", fma_mode: str, out: "T") -> Non
         added = total + value * weight if fma_mode == "off" else fma(value, weight, total)
         total = torch.where((row >= 0)[:, None], added, total)
     out.copy_(total.bfloat16())
-
-
-def fma(a: "T", b: "T", c: "T") -> "T":
-    """a·b + c rounded once: the exact f64 product, the f64 sum rounded to odd, then to f32."""
-    import torch
-
-    product, addend = a.double() * b.double(), c.double()
-    total = product + addend
-    back = total - product
-    error = (product - (total - back)) + (addend - back)
-    nudge = torch.isfinite(error) & (error != 0) & ((total.view(torch.int64) & 1) == 0)
-    towards = torch.where(error > 0, torch.inf, -torch.inf).to(total.dtype)
-    return torch.where(nudge, torch.nextafter(total, towards), total).float()
 
 
 # ---------------------------------------------------------------- stages
@@ -358,20 +322,6 @@ def prepare_layer(problem: Problem, weights: "Tensors", gemm: "Gemm" = grouped_g
             add_shared({**t, "routed": t["out"].clone()})
 
     return run
-
-
-def strided32_tree(terms: "T") -> "T":
-    """Sum f32 [R, K] over K: 32 lanes, each over every 32nd term in order, then folded by halves."""
-    import torch
-
-    rows, depth = terms.shape
-    padded = torch.nn.functional.pad(terms, (0, -depth % 32)).reshape(rows, -1, 32)
-    lanes = torch.zeros(rows, 32, dtype=torch.float32, device=terms.device)
-    for step in range(padded.shape[1]):
-        lanes = lanes + padded[:, step]
-    for half in (16, 8, 4, 2, 1):
-        lanes = lanes[:, :half] + lanes[:, half : 2 * half]
-    return lanes[:, 0]
 
 
 def prepare_shared(problem: Problem, weights: "Tensors") -> "Run":

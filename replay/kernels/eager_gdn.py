@@ -7,8 +7,8 @@ right f32. What is long in a sequence is asked of the device, so no graph of it 
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from replay.kernels.eager import exp_cr, sigmoid, strided32_tree
-from replay.model import Geometry, Kernel, Problem
+from replay.kernels.eager_common import eager_kernel, exp_cr, sigmoid, strided32_tree
+from replay.model import Geometry, Problem
 
 if TYPE_CHECKING:
     import torch
@@ -22,17 +22,10 @@ EPS = 1e-6
 SOFTPLUS_LINEAR = 20
 
 
-def _kernel(stage: str, function: str) -> Kernel:
-    return Kernel(
-        id=f"eager:{stage}", prepare=f"replay.kernels.eager_gdn:{function}", devices=("cpu", "xpu", "cuda"),
-        needs=("python:torch",), summary="plain torch operations",
-    )  # fmt: skip
-
-
 KERNELS = (
-    _kernel("gdn.conv", "prepare_conv"),
-    _kernel("gdn.recurrent", "prepare_recurrent"),
-    _kernel("gdn.step", "prepare_step"),
+    eager_kernel("gdn.conv", __name__, "prepare_conv"),
+    eager_kernel("gdn.recurrent", __name__, "prepare_recurrent"),
+    eager_kernel("gdn.step", __name__, "prepare_step"),
 )
 
 

@@ -4,7 +4,8 @@ which would pick it, sees it."""
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from replay.model import Kernel, Problem
+from replay.kernels.eager_common import eager_kernel
+from replay.model import Problem
 
 if TYPE_CHECKING:
     import torch
@@ -17,14 +18,7 @@ if TYPE_CHECKING:
 NO_KEY = -(1 << 31)  # below −inf's
 
 
-def _kernel(stage: str, function: str) -> Kernel:
-    return Kernel(
-        id=f"eager:{stage}", prepare=f"replay.kernels.eager_topk:{function}", devices=("cpu", "xpu", "cuda"),
-        needs=("python:torch",), summary="plain torch operations",
-    )  # fmt: skip
-
-
-KERNELS = (_kernel("topk.greedy", "prepare_greedy"), _kernel("topk.rows", "prepare_rows"))
+KERNELS = (eager_kernel("topk.greedy", __name__, "prepare_greedy"), eager_kernel("topk.rows", __name__, "prepare_rows"))
 
 
 def keys(logits: "T") -> "T":

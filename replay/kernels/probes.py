@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from time import perf_counter_ns
 from typing import TYPE_CHECKING
 
-from replay.devices import Device
+from replay.devices import SPIN_NS, Device
 from replay.kernels.registry import lacking
 from replay.kernels.sycl import NEEDS
 
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 CALLS_BYTES = 64 << 20  # a timing of a small buffer makes as many calls as move this much
 WAKING_BYTES = 256 << 10
-SPIN_NS = 150_000  # what session.workers.SPIN_COUNT comes to, and as much again
 HOT_BYTES = (256 << 10, 1 << 20, 4 << 20)
 
 

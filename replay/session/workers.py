@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from replay.devices import cpu_facts
+from replay.devices import SPIN_COUNT, cpu_facts
 from replay.errors import EnvironmentRefused, InputError
 from replay.model import Kernel
 from replay.session.child import (
@@ -43,9 +43,6 @@ PROBE_TIMEOUT_S = 60.0
 CALIBRATE_TIMEOUT_S = 300.0
 IMPORT_TIMEOUT_S = 120.0
 SELFTEST_TIMEOUT_S = 300.0  # the first time on a machine it compiles
-# How often torch's OpenMP threads look for more work before they sleep: some 80 µs, where by themselves they keep a core for four
-# milliseconds behind every operation, the harness's own included, and SYCL's threads from it.
-SPIN_COUNT = 3000
 PRELOAD = ["numpy", "torch", "replay.session.child", "replay.kernels.eager"]
 
 

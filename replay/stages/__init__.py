@@ -1,5 +1,6 @@
 """What can be replayed: the stages by name, and the problem a stage makes of a geometry and modes."""
 
+import functools
 import re
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
@@ -8,7 +9,7 @@ from replay.errors import InputError
 from replay.model import Geometry, Problem
 from replay.stages.gdn import STAGES as _GDN
 from replay.stages.moe import STAGES as _MOE
-from replay.stages.stage import Stage
+from replay.stages.stage import COUNT, Stage
 from replay.stages.topk import STAGES as _TOPK
 
 STAGES: dict[str, Stage] = {stage.name: stage for stage in (*_MOE, *_GDN, *_TOPK)}
@@ -23,9 +24,9 @@ def matching(globs: Iterable[str]) -> list[Stage]:
     return [s for s in STAGES.values() if any(fnmatchcase(s.name, g) for g in globs)]
 
 
-def shown(values: Iterable[str]) -> str:
-    """Values of a mode as a user reads them: N for a number."""
-    return ", ".join(re.sub(r"\(0\|\[1-9\]\\d\*\)|\[1-9\]\\d\*|\\d\+", "N", value) for value in values)
+def shown(value: str) -> str:
+    """A value of a mode as a user reads it: N for a number."""
+    return functools.reduce(lambda text, number: text.replace(number, "N"), (f"(0|{COUNT})", COUNT, r"\d+"), value)
 
 
 def problem_for(stage: Stage, geometry: Geometry, rows: int, chosen: Mapping[str, str]) -> Problem:
@@ -34,7 +35,7 @@ def problem_for(stage: Stage, geometry: Geometry, rows: int, chosen: Mapping[str
     for name, values in stage.modes.items():
         value = chosen.get(name, values[0])
         if not any(re.fullmatch(pattern, value) for pattern in values):
-            raise InputError("--mode", f"{name} of {stage.name}", f"one of {shown(values)}", repr(value))
+            raise InputError("--mode", f"{name} of {stage.name}", f"one of {', '.join(map(shown, values))}", repr(value))
         modes.append((name, value))
     problem = Problem(stage.name, geometry, rows, tuple(sorted(modes)))
     stage.check(problem)

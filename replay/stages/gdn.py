@@ -11,9 +11,8 @@ from replay.model import Case, Problem, Work
 from replay.oracle import gdn as oracle
 from replay.oracle.gdn import Modes
 from replay.stages.gdn_tensors import Drawn, heads_of, inputs_of, shape_of, spec_of, specs_of
-from replay.stages.stage import Budget, Outputs, Stage, Tensors
+from replay.stages.stage import COUNT, Budget, Outputs, Stage, Tensors
 
-COUNT = r"[1-9]\d*"
 REORDER = ("contiguous", "interleaved")
 BIAS = ("off", "bias_last", "bias_first")
 Z = ("written", "untouched")
@@ -156,10 +155,6 @@ def _overflowed(case: Case, outputs: Outputs) -> str:
     return f"{case.problem.mode('ssm_state')} overflowed in {len(slots)} states, first {_label(case, 'ssm_state', slots[0])}"
 
 
-def _as_is(problem: Problem, inputs: Tensors, outputs: Outputs) -> Outputs:
-    return outputs
-
-
 def _degenerate(problem: Problem, inputs: Tensors) -> bool:
     """A batch of nothing but padding leaves everything as it is."""
     slots, starts = np.asarray(inputs["slots"]), np.asarray(inputs["query_start_loc"])
@@ -180,7 +175,7 @@ _CONVOLVED = Budget("own_exp", 1, 1)
 
 def _stage(name: str, modes: dict[str, tuple[str, ...]], ins: str, inout: str, **rest: Any) -> Stage:
     return Stage(
-        name=name, modes=modes, specs=specs_of(ins, inout), inputs=inputs_of(ins, inout), canonical=_as_is, label=_label,
+        name=name, modes=modes, specs=specs_of(ins, inout), inputs=inputs_of(ins, inout), label=_label,
         notice=_overflowed, relabel=None, check=_check, degenerate=_degenerate,
         rests_on=("division", "square_root", "contraction", "bf16"), **rest,
     )  # fmt: skip

@@ -18,12 +18,12 @@ from replay.oracle.moe import ExpertRows
 from replay.oracle.quant import quantize
 from replay.stages.moe_chain import ACT, EPILOGUE, QUANT, Chain, chain_of
 from replay.stages.moe_tensors import TENSORS, expert_map, expert_parallel, group_of, present, sizes_of, spec_of
-from replay.stages.stage import Outputs, Stage, Tensors
+from replay.stages.stage import COUNT, Outputs, Stage, Tensors
 
 FMA = ("off", "chain")
 BIAS = SHARED = ("off", "on")
 TILE_ROWS = 8  # rows of one expert that a matrix kernel takes at a time
-EXPERT_MAP = ("off", r"ep[1-9]\d*:\d+")
+EXPERT_MAP = ("off", rf"ep{COUNT}:\d+")
 
 
 # ---------------------------------------------------------------- tensors
@@ -140,10 +140,6 @@ def _label(case: Case, output: str, row: int) -> str:
         return "end of the last expert"
     owners = np.argwhere(ids == row)
     return f"expert {row}, " + (f"token {owners[0][0]}" if len(owners) else "no token")
-
-
-def _as_is(problem: Problem, inputs: Tensors, outputs: Outputs) -> Outputs:
-    return outputs
 
 
 def _canonical_route(problem: Problem, inputs: Tensors, outputs: Outputs) -> Outputs:
@@ -295,9 +291,9 @@ def _stage(**fields: Any) -> Stage:
 
 STAGES = (
     _stage(
-        name="moe.quantize", modes={"quant": (*QUANT, r"group_trunc:[1-9]\d*")}, check=_check_group,
+        name="moe.quantize", modes={"quant": (*QUANT, f"group_trunc:{COUNT}")}, check=_check_group,
         specs=_specs("x", "", "q q_scale"), inputs=_draw({"x": lambda c: c.x}), oracle=_quantize,
-        work=_work("x q q_scale"), canonical=_as_is, relabel=None, probes=("x",), rests_on=("division", "contraction"),
+        work=_work("x q q_scale"), relabel=None, probes=("x",), rests_on=("division", "contraction"),
     ),
     _stage(
         name="moe.route", modes={"expert_map": EXPERT_MAP}, check=_check_map,
@@ -310,34 +306,34 @@ STAGES = (
         name="moe.remap", modes={}, specs=_specs("q q_scale unpermuted_to_permuted", "", "a a_scale"),
         inputs=_draw({"q": lambda c: c.quantized[0], "q_scale": lambda c: c.quantized[1],
                       "unpermuted_to_permuted": lambda c: c.permuted}),
-        oracle=_remap, work=_work("q q_scale unpermuted_to_permuted a a_scale"), canonical=_as_is,
+        oracle=_remap, work=_work("q q_scale unpermuted_to_permuted a a_scale"),
         relabel=None, probes=("q", "q_scale", "unpermuted_to_permuted"),
     ),
     _stage(
         name="moe.gemm1", modes={"epilogue": EPILOGUE, "bias": BIAS},
         specs=_specs(f"a a_scale {_GEMM_IN}", "w13 w13_scale w13_bias", "gate_up"),
         inputs=_draw({**_A, **_ROUTED, **_weights("w13", "w13_scale", "w13_bias")}), oracle=_gemm1,
-        work=_work("a a_scale offsets gate_up", _ops13), canonical=_as_is,
+        work=_work("a a_scale offsets gate_up", _ops13),
         relabel=relabel, probes=("a", "a_scale", "w13", "w13_scale"), rests_on=("contraction", "bf16"),
     ),
     _stage(
         name="moe.act_quant", modes={"act": ACT, "quant": QUANT}, specs=_specs("gate_up offsets", "", "h h_scale"),
         inputs=_draw({"gate_up": lambda c: _pad(c.gate_up, _total(c)), "offsets": lambda c: c.offsets}),
-        oracle=_act_quant, work=_work("gate_up h h_scale"), canonical=_as_is, relabel=None,
+        oracle=_act_quant, work=_work("gate_up h h_scale"), relabel=None,
         probes=("gate_up",), rests_on=("division", "contraction", "bf16", "gates"),
     ),
     _stage(
         name="moe.gemm2", modes={"epilogue": EPILOGUE, "bias": BIAS},
         specs=_specs(f"h h_scale {_GEMM_IN}", "w2 w2_scale w2_bias", "y"),
         inputs=_draw({**_H, **_ROUTED, **_weights("w2", "w2_scale", "w2_bias")}), oracle=_gemm2,
-        work=_work("h h_scale offsets y", _ops2), canonical=_as_is,
+        work=_work("h h_scale offsets y", _ops2),
         relabel=relabel, probes=("h", "h_scale", "w2", "w2_scale"), rests_on=("contraction", "bf16"),
     ),
     _stage(
         name="moe.combine", modes={"combine_fma": FMA}, specs=_specs("y unpermuted_to_permuted topk_weights", "", "out"),
         inputs=_draw({"y": lambda c: _pad(c.down, _total(c)), "unpermuted_to_permuted": lambda c: c.permuted,
                       "topk_weights": lambda c: c.topk_weights}),
-        oracle=_combine, work=_work("y unpermuted_to_permuted topk_weights out"), canonical=_as_is,
+        oracle=_combine, work=_work("y unpermuted_to_permuted topk_weights out"),
         relabel=None, probes=("y", "topk_weights", "unpermuted_to_permuted"), rests_on=("contraction", "bf16"),
     ),
     _stage(
@@ -346,7 +342,7 @@ STAGES = (
         inputs=_draw({"x": lambda c: c.x, "routed": lambda c: c.combined, "shared_gate": lambda c: c.shared_gate,
                       **_weights(*_SHARED.split())}),
         oracle=_shared, work=_work("x routed out shared_gate", lambda g: _ops13(g) + _ops2(g)),
-        canonical=_as_is, relabel=_in_place,
+        relabel=_in_place,
         probes=("x", "routed", "shared_gate", "shared_w13", "shared_w13_scale", "shared_w2", "shared_w2_scale"),
         rests_on=_ARITHMETIC,
     ),
@@ -354,7 +350,7 @@ STAGES = (
         name="moe.middle", modes={"epilogue": EPILOGUE, "act": ACT, "quant": QUANT},
         specs=_specs(f"a a_scale {_GEMM_IN}", _WEIGHTS, "y"),
         inputs=_draw({**_A, **_ROUTED, **_weights(*_WEIGHTS.split())}), oracle=_middle,
-        work=_work("a a_scale offsets y", lambda g: _ops13(g) + _ops2(g)), canonical=_as_is,
+        work=_work("a a_scale offsets y", lambda g: _ops13(g) + _ops2(g)),
         relabel=relabel, probes=("a", "a_scale", "w13", "w13_scale", "w2", "w2_scale"), rests_on=_ARITHMETIC,
     ),
     _stage(
@@ -363,7 +359,7 @@ STAGES = (
         inputs=_draw({"x": lambda c: c.x, "topk_ids": lambda c: c.topk_ids, "topk_weights": lambda c: c.topk_weights,
                       "shared_gate": lambda c: c.shared_gate, **_weights(*_WEIGHTS.split(), *_SHARED.split())}),
         oracle=_layer, work=_work("x topk_ids topk_weights out", lambda g: _ops13(g) + _ops2(g)),
-        canonical=_as_is, relabel=relabel,
+        relabel=relabel,
         probes=("x", "topk_ids", "topk_weights", "w13", "w13_scale", "w2", "w2_scale"), rests_on=_ARITHMETIC,
     ),
 )  # fmt: skip

@@ -14,6 +14,8 @@ Tensors = dict[str, NDArray[Any] | ExpertRows]
 Outputs = dict[str, NDArray[Any]]
 
 
+# A number in the pattern of a mode's value.
+COUNT = r"[1-9]\d*"
 # Odd numbers of elements: no vector load of a strided input is aligned, and no row begins where a contiguous one would.
 OFFSET, GAP = 5, 3
 
@@ -35,6 +37,11 @@ def _accept(problem: Problem) -> None:
 def _nothing(case: Case, outputs: Outputs) -> str:
     """Most stages have nothing to tell of a right output."""
     return ""
+
+
+def _as_is(problem: Problem, inputs: Tensors, outputs: Outputs) -> Outputs:
+    """Most stages permute nothing."""
+    return outputs
 
 
 def _ordinary(problem: Problem, inputs: Tensors) -> bool:
@@ -66,8 +73,8 @@ class Stage:
     redrawing must move the outputs. ``check`` raises InputError for a problem that the stage cannot pose.
 
     ``rests_on`` names the self-tests (session/selftest.py) of what the stage's arithmetic asks of a device.
-    ``arranged``, where a stage selects: outputs in one order but with the kernel's own choice among equal values. Any choice is
-    right, and ``canonical`` turns it into the oracle's; a kernel that chose otherwise is TIE_EQUIVALENT.
+    ``arranged``, where a stage selects: right outputs in one order but with the kernel's own choice among equal values. Any of
+    them is right, and ``canonical`` turns it into the oracle's; a kernel that chose otherwise is TIE_EQUIVALENT.
     ``budgets``: output of floats → what makes a kernel WITHIN_ULP that asks for it (``Kernel.budgeted``); an output without
     one is held to its bits.
     ``row_scale`` gives what was reduced into an output's rows its absmax, in an array that broadcasts to the rows that the
@@ -86,10 +93,10 @@ class Stage:
     inputs: Callable[[Case], Tensors]
     oracle: Callable[[Problem, Tensors], Outputs]
     work: Callable[[Problem, Tensors], Work]
-    canonical: Callable[[Problem, Tensors, Outputs], Outputs]
     label: Callable[[Case, str, int], str]
     relabel: Callable[[Tensors, NDArray[Any]], Tensors] | None
     probes: tuple[str, ...]
+    canonical: Callable[[Problem, Tensors, Outputs], Outputs] = _as_is
     check: Callable[[Problem], None] = _accept
     degenerate: Callable[[Problem, Tensors], bool] = _ordinary
     notice: Callable[[Case, Outputs], str] = _nothing

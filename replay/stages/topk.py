@@ -7,7 +7,7 @@ Captured rows hold no NaN, and seldom any other edge. So a case has a twin with 
 """
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +20,9 @@ from replay.model import DTYPE_BYTES, Case, Logits, Problem, Spec, Work
 from replay.oracle import topk as oracle
 from replay.oracle.arith import bf16_to_f32, rn_bf16
 from replay.stages.draw import generator
-from replay.stages.stage import Outputs, Stage, Tensors, laid_out
+from replay.stages.stage import COUNT, Outputs, Stage, Tensors, laid_out
 from replay.stages.vary import with_rows
 
-COUNT = r"[1-9]\d*"
 MOST = 2048  # what a sampler or an indexer asks for at most
 LOGITS = ("f32", "bf16")
 SHARD = ("whole", rf"(0|{COUNT})/{COUNT}")  # rank/ranks: the columns that one rank's part of the head makes
@@ -193,23 +192,20 @@ def _rows(p: Problem, t: Any) -> Outputs:
     return {"indices": oracle.rows(oracle.canonical(t["logits"]), _valid(p, t), int(p.mode("k")))}
 
 
-def _as_is(problem: Problem, inputs: Tensors, outputs: Outputs) -> Outputs:
-    return outputs
+def _lowest_first(p: Problem, t: Any, outputs: Outputs) -> Outputs:
+    """Each right selection with its lowest indices, in order; a wrong one with what is right in it at its place."""
+    values, k, found = oracle.canonical(t["logits"]), int(p.mode("k")), outputs["indices"].copy()
+    for r, columns in enumerate(_valid(p, t)):
+        row, chosen = values[r, :columns], outputs["indices"][r].astype(np.int64)
+        right = oracle.is_selection(row, chosen, k)
+        found[r] = oracle.lowest_first(row, chosen) if right else _beside(row, oracle.top(row, k), chosen)
+    return {"indices": found}
 
 
-def _brought(order: Callable[[Any, Any], Any]) -> Callable[[Problem, Tensors, Outputs], Outputs]:
-    """Each right selection brought to an order; a wrong one with what is right in it at its place."""
-
-    def brought(problem: Problem, inputs: Tensors, outputs: Outputs) -> Outputs:
-        values, k = oracle.canonical(np.asarray(inputs["logits"])), int(problem.mode("k"))
-        found = outputs["indices"].copy()
-        for r, columns in enumerate(_valid(problem, inputs)):
-            row, chosen = values[r, :columns], outputs["indices"][r].astype(np.int64)
-            right = oracle.is_selection(row, chosen, k)
-            found[r] = order(row, chosen) if right else _beside(row, oracle.top(row, k), chosen)
-        return {"indices": found}
-
-    return brought
+def _in_order(p: Problem, t: Any, outputs: Outputs) -> Outputs:
+    """Right selections in order, each as it was chosen."""
+    values, chosen = oracle.canonical(t["logits"]), outputs["indices"].astype(np.int64)
+    return {"indices": np.array([oracle.in_order(*pair) for pair in zip(values, chosen, strict=True)], np.int32)}
 
 
 def _beside(row: NDArray[np.float32], want: NDArray[np.int64], chosen: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -252,12 +248,12 @@ def _label(case: Case, output: str, row: int) -> str:
 
 def _stages() -> Iterator[Stage]:
     yield Stage(
-        name="topk.greedy", modes=GREEDY_MODES, specs=_greedy_specs, inputs=_greedy_inputs, oracle=_greedy, canonical=_as_is,
+        name="topk.greedy", modes=GREEDY_MODES, specs=_greedy_specs, inputs=_greedy_inputs, oracle=_greedy,
         work=_work, label=_label, relabel=None, probes=("logits", "slots"), check=_check, edges=_edges,
     )  # fmt: skip
     yield Stage(
         name="topk.rows", modes=ROWS_MODES, specs=_rows_specs, inputs=_rows_inputs, oracle=_rows,
-        canonical=_brought(oracle.lowest_first), arranged=_brought(oracle.in_order),
+        canonical=_lowest_first, arranged=_in_order,
         work=_work, label=_label, relabel=None, probes=("logits", "seq_lens"), check=_check, edges=_edges,
     )  # fmt: skip
 

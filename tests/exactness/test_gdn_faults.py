@@ -8,7 +8,7 @@ import msgspec
 import pytest
 import torch
 
-from replay.kernels import eager, eager_gdn
+from replay.kernels import eager_common, eager_gdn
 from replay.model import Exact, Inexact
 from replay.stages.gdn_tensors import Drawn
 from tests.conftest import judge_here
@@ -53,7 +53,7 @@ def a_percent_less(qkv: Any, a: Any, b: Any, t: Any, state: Any, out: Any, g: An
 def contracted(s: Any, d: Any, k: Any) -> Any:
     """S + d·k rounds once, as a compiler makes it that may contract."""
     wide = d[..., None].expand_as(s)
-    return eager.fma(wide.contiguous(), k[:, :, None, :].expand_as(s).contiguous(), s)
+    return eager_common.fma(wide.contiguous(), k[:, :, None, :].expand_as(s).contiguous(), s)
 
 
 FAULTS: dict[str, tuple[str, str, Callable[..., Any], str]] = {
