@@ -28,10 +28,10 @@ def registered(load: Iterable[str] = (), read: Read | None = None) -> dict[str, 
     """
     from importlib.metadata import entry_points
 
-    from replay.kernels import eager, eager_gdn, eager_topk, sycl
+    from replay.kernels import eager, eager_gdn, eager_topk, sycl, triton
 
     found: dict[str, Kernel] = {}
-    for provider in (eager.KERNELS, eager_gdn.KERNELS, eager_topk.KERNELS, sycl.KERNELS):
+    for provider in (eager.KERNELS, eager_gdn.KERNELS, eager_topk.KERNELS, sycl.KERNELS, triton.kernels()):
         _add(found, provider, "b70-replay")
     for point in entry_points(group=ENTRY_POINTS):
         where = f"entry point {point.name}"

@@ -8,7 +8,8 @@ import ctypes
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from replay.kernels.sycl.launch import device_kind, gathered
+from replay.kernels.gathered import gathered
+from replay.kernels.sycl.launch import device_kind
 from replay.kernels.sycl.runtime import Program
 from replay.model import Problem
 

@@ -1,0 +1,56 @@
+"""Provider ``triton``: kernels in Triton for CUDA and XPU. Where TRITON_INTERPRET=1 is set, a CPU interprets them: right, and slow."""
+
+import os
+from collections.abc import Iterator
+
+from replay.model import Kernel
+
+NEEDS = ("python:torch", "python:triton")
+_PACK = "replay.kernels.triton.moe:pack"
+_DECODE = (("batch", ("decode",)),)
+
+
+def kernels() -> tuple[Kernel, ...]:
+    """The provider's kernels; asked for rather than kept, since an interpreter adds a device."""
+    interpreted = ("cpu",) if os.environ.get("TRITON_INTERPRET") == "1" else ()
+    devices = ("cuda", "xpu", *interpreted)
+    return (*_moe(devices), *_others(devices))
+
+
+def _moe(devices: tuple[str, ...]) -> Iterator[Kernel]:
+    def kernel(id_: str, launches: int, summary: str, prepack: str | None = None, on: tuple[str, ...] = devices) -> Kernel:
+        function = "prepare_" + id_.removeprefix("moe.").replace(":", "_")
+        modes = (("combine_fma", ("off",)), ("quant", ("recip_half_away", "recip_half_even", "div_half_even", "rmsnorm_int8")))
+        return Kernel(
+            id=f"triton:{id_}", prepare=f"replay.kernels.triton.moe:{function}", devices=on, needs=NEEDS, launches=launches,
+            summary=summary, prepack=prepack, graph_safe=True, modes=modes,
+        )  # fmt: skip
+
+    yield kernel("moe.quantize:rows", 1, "a program a row")
+    yield kernel("moe.route:count", 1, "a pair's place is how many others come before it")
+    yield kernel("moe.remap:pairs", 1, "a program a pair")
+    yield kernel("moe.gemm1:row_dot", 1, "a program a pair and some columns; four codes a word", _PACK)
+    yield kernel("moe.act_quant:rows", 1, "a program a row")
+    yield kernel("moe.gemm2:row_dot", 1, "a program a pair and some columns; four codes a word", _PACK)
+    yield kernel("moe.combine:columns", 1, "a program a token and some columns")
+    yield kernel("moe.middle:staged", 3, "gemm1, act_quant, gemm2", _PACK)
+    yield kernel("moe.shared:staged", 5, "one expert for all tokens, staged, and its gate", _PACK)
+    yield kernel("moe.layer:staged", 5, "quantise, gemm1, act_quant, gemm2, combine; no permutation", _PACK)
+    yield kernel("moe.layer:halves", 2, "up to the activation, and the rest; each program quantises for itself", _PACK)
+    # Its programs wait for one another, so all must run at once: on NVIDIA they do, where nothing else runs beside them.
+    yield kernel("moe.layer:persistent", 1, "both halves in one launch, over a barrier", _PACK, ("cuda",))
+
+
+def _others(devices: tuple[str, ...]) -> Iterator[Kernel]:
+    def kernel(id_: str, launches: int, summary: str, modes: tuple[tuple[str, tuple[str, ...]], ...] = ()) -> Kernel:
+        family, _, rest = id_.partition(".")
+        return Kernel(
+            id=f"triton:{id_}", prepare=f"replay.kernels.triton.{family}:prepare_{rest.replace(':', '_')}", devices=devices,
+            needs=NEEDS, launches=launches, summary=summary, graph_safe=True, modes=modes,
+        )  # fmt: skip
+
+    yield kernel("gdn.conv:channels", 1, "a program a token and some channels", _DECODE)
+    yield kernel("gdn.recurrent:rows", 1, "a program a token, v-head and some rows of its state", _DECODE)
+    yield kernel("gdn.step:staged", 2, "conv, then recurrence", _DECODE)
+    yield kernel("topk.greedy:single_pass", 1, "a program a chunk of a row; the last one hands the token over")
+    yield kernel("topk.rows:groups", 2, "no key below the k-th of the groups' largest is chosen")
