@@ -18,11 +18,11 @@ def kernels() -> tuple[Kernel, ...]:
 
 
 def _moe(devices: tuple[str, ...]) -> Iterator[Kernel]:
-    def kernel(id_: str, launches: int, summary: str, prepack: str | None = None, on: tuple[str, ...] = devices) -> Kernel:
+    def kernel(id_: str, launches: int, summary: str, prepack: str | None = None) -> Kernel:
         function = "prepare_" + id_.removeprefix("moe.").replace(":", "_")
         modes = (("combine_fma", ("off",)), ("quant", ("recip_half_away", "recip_half_even", "div_half_even", "rmsnorm_int8")))
         return Kernel(
-            id=f"triton:{id_}", prepare=f"replay.kernels.triton.moe:{function}", devices=on, needs=NEEDS, launches=launches,
+            id=f"triton:{id_}", prepare=f"replay.kernels.triton.moe:{function}", devices=devices, needs=NEEDS, launches=launches,
             summary=summary, prepack=prepack, graph_safe=True, modes=modes,
         )  # fmt: skip
 
@@ -37,8 +37,6 @@ def _moe(devices: tuple[str, ...]) -> Iterator[Kernel]:
     yield kernel("moe.shared:staged", 5, "one expert for all tokens, staged, and its gate", _PACK)
     yield kernel("moe.layer:staged", 5, "quantise, gemm1, act_quant, gemm2, combine; no permutation", _PACK)
     yield kernel("moe.layer:halves", 2, "up to the activation, and the rest; each program quantises for itself", _PACK)
-    # Its programs wait for one another, so all must run at once: on NVIDIA they do, where nothing else runs beside them.
-    yield kernel("moe.layer:persistent", 1, "both halves in one launch, over a barrier", _PACK, ("cuda",))
 
 
 def _others(devices: tuple[str, ...]) -> Iterator[Kernel]:
@@ -53,4 +51,4 @@ def _others(devices: tuple[str, ...]) -> Iterator[Kernel]:
     yield kernel("gdn.recurrent:rows", 1, "a program a token, v-head and some rows of its state", _DECODE)
     yield kernel("gdn.step:staged", 2, "conv, then recurrence", _DECODE)
     yield kernel("topk.greedy:single_pass", 1, "a program a chunk of a row; the last one hands the token over")
-    yield kernel("topk.rows:groups", 2, "no key below the k-th of the groups' largest is chosen")
+    yield kernel("topk.rows:groups", 4, "no key below the k-th of the groups' largest is chosen")

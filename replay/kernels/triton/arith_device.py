@@ -128,11 +128,21 @@ def scaled(acc, row, column, epilogue: tl.constexpr):
 
 
 @triton.jit
-def fold32(lanes):
-    """[N, 32] → [N]: lanes fold by 16, 8, 4, 2, 1 (``strided32_tree``); each sum has two operands."""
-    n: tl.constexpr = lanes.shape[0]
-    h16 = tl.sum(tl.reshape(lanes, (n, 2, 16)), axis=1)
-    h8 = tl.sum(tl.reshape(h16, (n, 2, 8)), axis=1)
-    h4 = tl.sum(tl.reshape(h8, (n, 2, 4)), axis=1)
-    h2 = tl.sum(tl.reshape(h4, (n, 2, 2)), axis=1)
-    return tl.sum(h2, axis=1)
+def folded(lanes):
+    """[N, 32] → [N, 32]: in every lane the sum of its row's, folded by 16, 8, 4, 2, 1 (``strided32_tree``).
+
+    From either side a sum of two is the same. Shuffled rather than reduced: where a row is one lane a thread, all of it stays in the
+    registers in which it lies.
+    """
+    k = tl.arange(0, 32)[None, :] + tl.zeros((lanes.shape[0], 1), tl.int32)
+    lanes = lanes + tl.gather(lanes, k ^ 16, 1)
+    lanes = lanes + tl.gather(lanes, k ^ 8, 1)
+    lanes = lanes + tl.gather(lanes, k ^ 4, 1)
+    lanes = lanes + tl.gather(lanes, k ^ 2, 1)
+    return lanes + tl.gather(lanes, k ^ 1, 1)
+
+
+@triton.jit
+def folded_one(lanes):
+    """[1, 32] → the sum, a scalar."""
+    return tl.max(tl.max(folded(lanes), 1), 0)

@@ -1,13 +1,13 @@
 """The GDN stages of decode in Triton, one token a sequence, in the contract's order.
 
-bf16 tensors come as int16, their bits. Lane l of a sum over K adds k = l, l + 32, … in turn, and lanes fold by halves; so a state is
-taken 32 columns at a time, once for what its rows hold of k, and once more, out of the cache, to be changed.
+bf16 tensors come as int16, their bits. Lane l of a sum over K adds k = l, l + 32, … in turn, and lanes fold by halves; so rows are
+held in parts of 32 columns.
 """
 
 import triton
 import triton.language as tl
 
-from replay.kernels.triton.arith_device import bf16_bits, exp_cr, fold32, sigmoid, silu, widened
+from replay.kernels.triton.arith_device import bf16_bits, exp_cr, folded, folded_one, sigmoid, silu, widened
 
 _EPS = tl.constexpr(1e-6)
 
@@ -80,13 +80,21 @@ def conv(
 
 
 @triton.jit
-def length_of(x, DIM: tl.constexpr, NORM: tl.constexpr):
-    """What a row of q or k, bits [DIM] at ``x``, is divided by; multiplied with for ``rsqrt_eps_in``."""
+def parts_of(x, DIM: tl.constexpr):
+    """A row of bits [DIM] as f32, 32 elements a part."""
+    parts = (widened(tl.load(x + tl.arange(0, 32))),)
+    for start in tl.static_range(32, DIM, 32):
+        parts = parts + (widened(tl.load(x + start + tl.arange(0, 32))),)
+    return parts
+
+
+@triton.jit
+def normed(parts, DIM: tl.constexpr, NORM: tl.constexpr):
+    """A row of q or k over its length."""
     lanes = tl.zeros((1, 32), tl.float32)
-    for start in tl.static_range(0, DIM, 32):
-        part = widened(tl.load(x + start + tl.arange(0, 32)))
-        lanes = lanes + (part * part)[None, :]
-    total = tl.sum(fold32(lanes), 0)
+    for i in tl.static_range(DIM // 32):
+        lanes = lanes + (parts[i] * parts[i])[None, :]
+    total = folded_one(lanes)
     if NORM == "eps_out":
         length = tl.sqrt_rn(total) + _EPS
     elif NORM == "rsqrt_eps_in":
@@ -94,13 +102,14 @@ def length_of(x, DIM: tl.constexpr, NORM: tl.constexpr):
         length = (1.0 / tl.sqrt((total + _EPS).to(tl.float64))).to(tl.float32)
     else:
         length = tl.sqrt_rn(total + _EPS)
-    return length
+    over = (_over(parts[0], length, NORM),)
+    for i in tl.static_range(1, DIM // 32):
+        over = over + (_over(parts[i], length, NORM),)
+    return over
 
 
 @triton.jit
-def normed(x, start: tl.constexpr, length, NORM: tl.constexpr):
-    """32 elements of a row of q or k over its length."""
-    part = widened(tl.load(x + start + tl.arange(0, 32)))
+def _over(part, length, NORM: tl.constexpr):
     if NORM == "rsqrt_eps_in":
         result = part * length
     else:
@@ -146,32 +155,37 @@ def recurrent(
         v, k = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, 32)
         along_v: tl.constexpr = 1 if K_V else DIM
         along_k: tl.constexpr = DIM if K_V else 1
-        held = state + slot * state_stride + head * (DIM * DIM) + v[:, None] * along_v + k[None, :] * along_k
+        # A zero that hides how rows are aligned: a thread then holds one column, a warp a row, and lanes fold by shuffles of a
+        # register. With vectors of four a fold would copy whole rows into every thread.
+        hidden = tl.minimum(slot, 0)
+        held = state + slot * state_stride + head * (DIM * DIM) + hidden + v[:, None] * along_v + k[None, :] * along_k
+        # The state is asked for before anything is computed.
+        stored = (tl.load(held),)
+        for start in tl.static_range(32, DIM, 32):
+            stored = stored + (tl.load(held + start * along_k),)
         keys: tl.constexpr = K_HEADS * DIM
         channels: tl.constexpr = (2 * K_HEADS + V_HEADS) * DIM
         q_at = qkv + row * channels + head // (V_HEADS // K_HEADS) * DIM
-        k_at = q_at + keys
+        q_parts, k_parts = parts_of(q_at, DIM), parts_of(q_at + keys, DIM)
+        value = widened(tl.load(qkv + row * channels + 2 * keys + head * DIM + v))[:, None]
+        gate = row * V_HEADS + head
         if DT_BF16:
             bias = widened(tl.load(dt_bias + head))
         else:
             bias = tl.load(dt_bias + head)
-        gate = row * V_HEADS + head
         decay = decay_of(widened(tl.load(a + gate)), tl.load(a_log + head), bias, LOG1P)
         beta = sigmoid(widened(tl.load(b + gate)))
-        q_length, k_length = length_of(q_at, DIM, NORM), length_of(k_at, DIM, NORM)
+        q_over, k_over = normed(q_parts, DIM, NORM), normed(k_parts, DIM, NORM)
         lanes = tl.zeros((ROWS, 32), tl.float32)
-        for start in tl.static_range(0, DIM, 32):
-            t = state_of(tl.load(held + start * along_k), STATE_BF16) * decay
-            lanes = lanes + t * normed(k_at, start, k_length, NORM)[None, :]
-        value = widened(tl.load(qkv + row * channels + 2 * keys + head * DIM + v))
-        d = (value - fold32(lanes)) * beta
+        for i in tl.static_range(DIM // 32):
+            lanes = lanes + state_of(stored[i], STATE_BF16) * decay * k_over[i][None, :]
+        d = (value - folded(lanes)) * beta
         lanes = tl.zeros((ROWS, 32), tl.float32)
-        for start in tl.static_range(0, DIM, 32):
-            t = state_of(tl.load(held + start * along_k), STATE_BF16) * decay
-            s = t + d[:, None] * normed(k_at, start, k_length, NORM)[None, :]
+        for i in tl.static_range(DIM // 32):
+            s = state_of(stored[i], STATE_BF16) * decay + d * k_over[i][None, :]
             if STATE_BF16:
-                tl.store(held + start * along_k, bf16_bits(s))
+                tl.store(held + i * (32 * along_k), bf16_bits(s))
             else:
-                tl.store(held + start * along_k, s.to(state.dtype.element_ty))
-            lanes = lanes + s * (normed(q_at, start, q_length, NORM) * ROOT)[None, :]
-        tl.store(out + (row * V_HEADS + head) * DIM + v, bf16_bits(fold32(lanes)))
+                tl.store(held + i * (32 * along_k), s.to(state.dtype.element_ty))
+            lanes = lanes + s * (q_over[i] * ROOT)[None, :]
+        tl.store(out + (row * V_HEADS + head) * DIM + v, bf16_bits(tl.max(folded(lanes), 1)))

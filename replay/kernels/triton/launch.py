@@ -1,6 +1,5 @@
 """What every launch in Triton asks: views that device code reads, sizes, and the one option that all results rest on."""
 
-import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -8,9 +7,11 @@ if TYPE_CHECKING:
     import torch
 
 
-def launched(kernel: Any, grid: Sequence[int], *args: object, warps: int = 4) -> None:
-    """Launch without contraction of products and sums."""
-    kernel[tuple(grid)](*args, num_warps=warps, enable_fp_fusion=False)
+def launched(kernel: Any, grid: Sequence[int], *args: Any, warps: int = 4, early: bool = False) -> None:
+    """Launch without contraction of products and sums. ``early``: on CUDA it may begin before what was launched last has ended,
+    for which the kernel waits by itself."""
+    options = {"launch_pdl": True} if early and on_cuda(args[0]) else {}
+    kernel[tuple(grid)](*args, num_warps=warps, enable_fp_fusion=False, **options)
 
 
 def bits(tensor: "torch.Tensor") -> "torch.Tensor":
@@ -32,15 +33,6 @@ def power_of_two(size: int) -> int:
     return 1 << (size - 1).bit_length()
 
 
-@functools.cache
-def _processors(index: int) -> int:
-    import torch
-
-    return int(torch.cuda.get_device_properties(index).multi_processor_count)
-
-
-def processors(tensor: "torch.Tensor") -> int:
-    """How many multiprocessors a tensor's CUDA device has."""
-    return _processors(tensor.device.index)
-
-
+def on_cuda(tensor: "torch.Tensor") -> bool:
+    """Whether device code may use what CUDA alone has."""
+    return tensor.is_cuda

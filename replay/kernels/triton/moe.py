@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from replay.kernels.gathered import gathered
 from replay.kernels.triton import moe_device as device
-from replay.kernels.triton.launch import bits, launched, power_of_two, processors, words
+from replay.kernels.triton.launch import bits, launched, on_cuda, power_of_two, words
 from replay.model import Problem
 
 if TYPE_CHECKING:
@@ -37,7 +37,6 @@ class Tile:
 
 # Kilobytes that a program reads at once: enough to keep memory busy, few enough that many programs share the work.
 STAGED, FIRST, SECOND = Tile(16), Tile(4), Tile(4)
-PROGRAMS_A_PROCESSOR = 4  # of 128 threads: so many have room for 128 registers a thread
 
 
 class Steps:
@@ -80,16 +79,14 @@ class Steps:
         h = self.g.hidden
         launched(device.quantize, (len(x),), bits(x), q, scale, h, power_of_two(h), self.modes["quant"])
 
-    def gemm(
-        self, a: "T", a_scale: "T", ids: "T", permuted: "T", t: "Tensors", weight: str, out: "T", alike: int = 1
-    ) -> None:
+    def gemm(self, a: "T", a_scale: "T", ids: "T", permuted: "T", t: "Tensors", weight: str, out: "T", alike: int = 1) -> None:
         """One of the two products of a pair's row with its expert's weights; ``alike`` places share a row of ``a``."""
         w, bias = t[weight], t.get(f"{weight}_bias")
         _, width, depth = w.shape
         launched(
             device.gemm, (ids.numel(), -(-width // STAGED.columns)), words(a), a_scale, ids, permuted,
             words(w), t[f"{weight}_scale"], w if bias is None else bias, bits(out), depth, width, alike,
-            bias is not None, self.modes["epilogue"], STAGED.columns, min(power_of_two(depth // 4), 256), w.device.type != "cpu",
+            bias is not None, self.modes["epilogue"], STAGED.columns, min(power_of_two(depth // 4), 256), on_cuda(a),
             warps=STAGED.warps,
         )  # fmt: skip
 
@@ -143,7 +140,7 @@ class Steps:
         self.combine(y, ids, places, t["topk_weights"], out)
 
     def layer_halves(self, t: "Tensors", out: "T") -> None:
-        """Two launches; between them the activations, f32."""
+        """Two launches, the second of which begins during the first; between them the activations, f32."""
         g, modes = self.g, self.modes
         x, ids = t["x"], t["topk_ids"]
         p = self.scratch("p", x, "float32", self.pairs, g.inter)
@@ -151,28 +148,12 @@ class Steps:
         arithmetic = modes["quant"], modes["epilogue"]
         launched(
             device.layer_first, (self.pairs * -(-g.inter // FIRST.columns),), bits(x), ids, w13, t["w13_scale"], p, g.hidden,
-            g.inter, g.top_k, FIRST.columns, power_of_two(g.hidden), *arithmetic, modes["act"], w13.is_cuda, warps=FIRST.warps,
+            g.inter, g.top_k, FIRST.columns, power_of_two(g.hidden), *arithmetic, modes["act"], on_cuda(x), warps=FIRST.warps,
         )  # fmt: skip
         launched(
             device.layer_second, (-(-g.hidden // SECOND.columns), self.p.rows), p, ids, w2, t["w2_scale"], t["topk_weights"],
             bits(out), g.hidden, g.inter, g.top_k, power_of_two(g.top_k), SECOND.columns, power_of_two(g.inter), *arithmetic,
-            w2.is_cuda, warps=SECOND.warps,
-        )  # fmt: skip
-
-    def layer_persistent(self, t: "Tensors", out: "T") -> None:
-        """One launch, of no more programs than run at once."""
-        g, modes = self.g, self.modes
-        x, ids = t["x"], t["topk_ids"]
-        p = self.scratch("p", x, "float32", self.pairs, g.inter)
-        arrived = self.scratch("arrived", x, "int64", self.pairs)
-        w13, w2 = (words(t[n]) for n in ("w13", "w2"))
-        items = self.pairs * -(-g.inter // FIRST.columns)
-        programs = min(items, PROGRAMS_A_PROCESSOR * processors(x))
-        launched(
-            device.layer_persistent, (programs,), bits(x), ids, w13, t["w13_scale"], w2, t["w2_scale"], t["topk_weights"], p,
-            arrived, bits(out), self.p.rows, g.hidden, g.inter, g.top_k, power_of_two(g.top_k), FIRST.columns,
-            power_of_two(g.hidden), SECOND.columns, power_of_two(g.inter), modes["quant"], modes["epilogue"], modes["act"],
-            w13.is_cuda, warps=FIRST.warps,
+            on_cuda(x), warps=SECOND.warps, early=True,
         )  # fmt: skip
 
 
@@ -246,4 +227,3 @@ prepare_middle_staged = _prepare(_middle)
 prepare_shared_staged = _prepare(lambda s, t: s.shared(t, t["routed"]))
 prepare_layer_staged = _prepare(_layer(Steps.layer_staged))
 prepare_layer_halves = _prepare(_layer(Steps.layer_halves))
-prepare_layer_persistent = _prepare(_layer(Steps.layer_persistent))

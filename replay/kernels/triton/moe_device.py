@@ -6,12 +6,13 @@ number of pairs.
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from replay.kernels.triton.arith_device import (
     activated,
     bf16_bits,
     codes,
-    fold32,
+    folded_one,
     magnitude_bits,
     rounded_bf16,
     scale_of,
@@ -25,9 +26,7 @@ from replay.kernels.triton.arith_device import (
 def dot4(a, b, DP4A: tl.constexpr):
     """Four products of the signed bytes in each word of a and b, summed; int32."""
     if DP4A:
-        total = tl.inline_asm_elementwise(
-            "dp4a.s32.s32 $0, $1, $2, 0;", "=r,r,r", [a, b], dtype=tl.int32, is_pure=True, pack=1
-        )
+        total = tl.inline_asm_elementwise("dp4a.s32.s32 $0, $1, $2, 0;", "=r,r,r", [a, b], dtype=tl.int32, is_pure=True, pack=1)
     else:
         total = (a << 24 >> 24) * (b << 24 >> 24) + (a << 16 >> 24) * (b << 16 >> 24)
         total += (a << 8 >> 24) * (b << 8 >> 24) + (a >> 24) * (b >> 24)
@@ -171,7 +170,7 @@ def shared_out(x, gate, y, routed, out, WIDTH: tl.constexpr, BLOCK: tl.constexpr
         k = start + lane
         product = widened(tl.load(x + token * WIDTH + k, k < WIDTH, 0)) * widened(tl.load(gate + k, k < WIDTH, 0))
         lanes = lanes + tl.where(k < WIDTH, product, 0.0)[None, :]
-    s = rounded_bf16(sigmoid(rounded_bf16(tl.sum(fold32(lanes), 0))))
+    s = rounded_bf16(sigmoid(rounded_bf16(folded_one(lanes))))
     for start in range(0, WIDTH, BLOCK):
         at = start + tl.arange(0, BLOCK)
         p = rounded_bf16(s * widened(tl.load(y + token * WIDTH + at, at < WIDTH, 0)))
@@ -183,15 +182,18 @@ def shared_out(x, gate, y, routed, out, WIDTH: tl.constexpr, BLOCK: tl.constexpr
 
 
 @triton.jit
-def first_half(
-    x, ids, w13, w13_scale, p, item, HIDDEN: tl.constexpr, INTER: tl.constexpr, TOP_K: tl.constexpr, COLUMNS: tl.constexpr,
-    BLOCK: tl.constexpr, QUANT: tl.constexpr, EPILOGUE: tl.constexpr, ACT: tl.constexpr, DP4A: tl.constexpr,
+def layer_first(
+    x, ids, w13, w13_scale, p, HIDDEN: tl.constexpr, INTER: tl.constexpr, TOP_K: tl.constexpr, COLUMNS: tl.constexpr,
+    BLOCK: tl.constexpr, QUANT: tl.constexpr, EPILOGUE: tl.constexpr, ACT: tl.constexpr, CUDA: tl.constexpr,
 ):  # fmt: skip
-    """Columns [item % blocks] of gate and up of pair [item // blocks], activated, into p f32 [P, I]. Every program quantises the
-    token's row for itself. The weights are asked for before anything is computed."""
+    """A program a pair and some columns of gate and up, activated, into p f32 [P, I]. Each quantises the token's row for itself, and
+    asks for its weights before it computes anything."""
+    if CUDA:
+        gdc_launch_dependents()
     blocks: tl.constexpr = (INTER + COLUMNS - 1) // COLUMNS
     depth: tl.constexpr = HIDDEN // 4
     words: tl.constexpr = BLOCK // 4
+    item = tl.program_id(0)
     pair, column = item // blocks, (item % blocks) * COLUMNS + tl.arange(0, COLUMNS)
     expert = tl.load(ids + pair).to(tl.int64)
     if expert >= 0:
@@ -205,46 +207,40 @@ def first_half(
         value = widened(tl.load(x + (pair // TOP_K).to(tl.int64) * HIDDEN + h, h < HIDDEN, 0))
         m, scale = scale_of(tl.max(magnitude_bits(value), 0), QUANT)
         a = quantized_words(value, m, scale, QUANT)[None, :]
-        gate = tl.sum(dot4(a + tl.zeros_like(gates), gates, DP4A), axis=1)
-        up = tl.sum(dot4(a + tl.zeros_like(ups), ups, DP4A), axis=1)
+        gate = tl.sum(dot4(a + tl.zeros_like(gates), gates, CUDA), axis=1)
+        up = tl.sum(dot4(a + tl.zeros_like(ups), ups, CUDA), axis=1)
         g = rounded_bf16(scaled(gate, scale, gate_scale, EPILOGUE))
         u = rounded_bf16(scaled(up, scale, up_scale, EPILOGUE))
         tl.store(p + pair.to(tl.int64) * INTER + column, activated(g, u, ACT), valid)
 
 
 @triton.jit
-def second_weights(
-    ids, w2, token, column, HIDDEN: tl.constexpr, INTER: tl.constexpr, TOP_K: tl.constexpr, SLOTS: tl.constexpr,
-    BLOCK: tl.constexpr,
+def layer_second(
+    p, ids, w2, w2_scale, weights, out, HIDDEN: tl.constexpr, INTER: tl.constexpr, TOP_K: tl.constexpr, SLOTS: tl.constexpr,
+    COLUMNS: tl.constexpr, BLOCK: tl.constexpr, QUANT: tl.constexpr, EPILOGUE: tl.constexpr, CUDA: tl.constexpr,
 ):  # fmt: skip
-    """The columns' weights of the experts in all slots of a token: words [SLOTS, COLUMNS, I/4]."""
+    """Programs [block of columns, token]: the activations of the token's pairs quantised, against the columns' weights of the
+    experts in all slots, combined in order. On CUDA it begins while the first half still runs, and waits for it with its weights in
+    registers."""
+    token, column = tl.program_id(1), tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     depth: tl.constexpr = INTER // 4
-    slot, k = tl.arange(0, SLOTS), tl.arange(0, BLOCK // 4)
+    slot, i, k = tl.arange(0, SLOTS), tl.arange(0, BLOCK), tl.arange(0, BLOCK // 4)
     expert = tl.load(ids + token * TOP_K + slot, slot < TOP_K, -1).to(tl.int64)
+    here = expert >= 0
+    valid = here[:, None] & (column[None, :] < HIDDEN)
     at = (expert[:, None, None] * HIDDEN + column[None, :, None]) * depth + k[None, None, :]
-    mask = (expert[:, None, None] >= 0) & (column[None, :, None] < HIDDEN) & (k[None, None, :] < depth)
-    return tl.load(w2 + at, mask, 0)
-
-
-@triton.jit
-def second_half(
-    p, ids, w, w2_scale, weights, out, token, column, HIDDEN: tl.constexpr, INTER: tl.constexpr, TOP_K: tl.constexpr,
-    SLOTS: tl.constexpr, BLOCK: tl.constexpr, QUANT: tl.constexpr, EPILOGUE: tl.constexpr, DP4A: tl.constexpr,
-):  # fmt: skip
-    """Columns of one token's output: its pairs' activations quantised, against ``w`` of ``second_weights``, combined in order."""
-    slot, i = tl.arange(0, SLOTS), tl.arange(0, BLOCK)
-    expert = tl.load(ids + token * TOP_K + slot, slot < TOP_K, -1).to(tl.int64)
-    at, here = (token * TOP_K + slot).to(tl.int64), expert >= 0
-    # Past the first level of the cache: in one launch another program has just written them.
-    value = tl.load(p + at[:, None] * INTER + i[None, :], here[:, None] & (i[None, :] < INTER), 0.0, cache_modifier=".cg")
+    w = tl.load(w2 + at, valid[:, :, None] & (k[None, None, :] < depth), 0)
+    column_scale = tl.load(w2_scale + expert[:, None] * HIDDEN + column[None, :], valid, 0.0)
+    pair = (token * TOP_K + slot).to(tl.int64)
+    weight = tl.load(weights + pair, slot < TOP_K, 0.0)
+    if CUDA:
+        gdc_wait()
+    value = tl.load(p + pair[:, None] * INTER + i[None, :], here[:, None] & (i[None, :] < INTER), 0.0)
     m, scale = scale_of(tl.max(magnitude_bits(value), 1), QUANT)
     a = quantized_words(value, m[:, None], scale[:, None], QUANT)[:, None, :]
-    acc = tl.sum(dot4(a + tl.zeros_like(w), w, DP4A), axis=2)
-    valid = here[:, None] & (column[None, :] < HIDDEN)
-    column_scale = tl.load(w2_scale + expert[:, None] * HIDDEN + column[None, :], valid, 0.0)
+    acc = tl.sum(dot4(a + tl.zeros_like(w), w, CUDA), axis=2)
     y = rounded_bf16(scaled(acc, scale[:, None], column_scale, EPILOGUE))
-    weight = tl.load(weights + at, slot < TOP_K, 0.0)
-    total = tl.zeros((column.shape[0],), tl.float32)
+    total = tl.zeros((COLUMNS,), tl.float32)
     for j in tl.static_range(TOP_K):
         mine = (slot == j) & here
         # One slot's values among zeros: their sum is they.
@@ -252,58 +248,3 @@ def second_half(
         share = tl.sum(tl.where(mine, weight, 0.0), axis=0)
         total = tl.where(tl.max(mine.to(tl.int32), 0) > 0, total + of_slot * share, total)
     tl.store(out + token.to(tl.int64) * HIDDEN + column, bf16_bits(total), column < HIDDEN)
-
-
-@triton.jit
-def layer_first(
-    x, ids, w13, w13_scale, p, HIDDEN: tl.constexpr, INTER: tl.constexpr, TOP_K: tl.constexpr, COLUMNS: tl.constexpr,
-    BLOCK: tl.constexpr, QUANT: tl.constexpr, EPILOGUE: tl.constexpr, ACT: tl.constexpr, DP4A: tl.constexpr,
-):  # fmt: skip
-    """A launch of the first half: a program an item."""
-    item = tl.program_id(0)
-    first_half(x, ids, w13, w13_scale, p, item, HIDDEN, INTER, TOP_K, COLUMNS, BLOCK, QUANT, EPILOGUE, ACT, DP4A)
-
-
-@triton.jit
-def layer_second(
-    p, ids, w2, w2_scale, weights, out, HIDDEN: tl.constexpr, INTER: tl.constexpr, TOP_K: tl.constexpr, SLOTS: tl.constexpr,
-    COLUMNS: tl.constexpr, BLOCK: tl.constexpr, QUANT: tl.constexpr, EPILOGUE: tl.constexpr, DP4A: tl.constexpr,
-):  # fmt: skip
-    """A launch of the second half: programs [block of columns, token]."""
-    token, column = tl.program_id(1), tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
-    w = second_weights(ids, w2, token, column, HIDDEN, INTER, TOP_K, SLOTS, BLOCK)
-    second_half(
-        p, ids, w, w2_scale, weights, out, token, column, HIDDEN, INTER, TOP_K, SLOTS, BLOCK, QUANT, EPILOGUE, DP4A
-    )  # fmt: skip
-
-
-@triton.jit
-def layer_persistent(
-    x, ids, w13, w13_scale, w2, w2_scale, weights, p, arrived, out, tokens, HIDDEN: tl.constexpr, INTER: tl.constexpr,
-    TOP_K: tl.constexpr, SLOTS: tl.constexpr, COLUMNS_1: tl.constexpr, BLOCK_1: tl.constexpr, COLUMNS_2: tl.constexpr,
-    BLOCK_2: tl.constexpr, QUANT: tl.constexpr, EPILOGUE: tl.constexpr, ACT: tl.constexpr, DP4A: tl.constexpr,
-):  # fmt: skip
-    """Both halves in one launch. All programs must run at once: whoever comes to the second half waits until all columns of its
-    token's pairs have arrived. ``arrived`` int64 [P] is never reset: a launch adds as many to each as there are columns' blocks."""
-    blocks_1: tl.constexpr = (INTER + COLUMNS_1 - 1) // COLUMNS_1
-    blocks_2: tl.constexpr = (HIDDEN + COLUMNS_2 - 1) // COLUMNS_2
-    one: tl.constexpr = 1
-    # What was there before this launch: a whole number of launches, and what others of this one have added so far.
-    begun = tl.zeros((), tl.int64)
-    for item in range(tl.program_id(0), tokens * TOP_K * blocks_1, tl.num_programs(0)):
-        first_half(x, ids, w13, w13_scale, p, item, HIDDEN, INTER, TOP_K, COLUMNS_1, BLOCK_1, QUANT, EPILOGUE, ACT, DP4A)
-        tl.debug_barrier()  # every thread's columns are written before one of them says so
-        begun = tl.atomic_add(arrived + item // blocks_1, tl.full((), one, tl.int64), sem="acq_rel", scope="gpu") // blocks_1
-    slot = tl.arange(0, SLOTS)
-    for item in range(tl.program_id(0), tokens * blocks_2, tl.num_programs(0)):
-        token, column = item // blocks_2, (item % blocks_2) * COLUMNS_2 + tl.arange(0, COLUMNS_2)
-        w = second_weights(ids, w2, token, column, HIDDEN, INTER, TOP_K, SLOTS, BLOCK_2)
-        mine = slot < TOP_K
-        wanted = (begun + 1) * blocks_1
-        came = tl.load(arrived + token * TOP_K + slot, mine, 0, volatile=True)
-        while tl.min(tl.where(mine, came, wanted), 0) < wanted:
-            came = tl.load(arrived + token * TOP_K + slot, mine, 0, volatile=True)
-        tl.debug_barrier()
-        second_half(
-            p, ids, w, w2_scale, weights, out, token, column, HIDDEN, INTER, TOP_K, SLOTS, BLOCK_2, QUANT, EPILOGUE, DP4A
-        )  # fmt: skip

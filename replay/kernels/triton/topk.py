@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from replay.kernels.triton import topk_device as device
-from replay.kernels.triton.launch import bits, launched, power_of_two
+from replay.kernels.triton.launch import bits, launched, on_cuda, power_of_two
 from replay.model import Problem
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 CHUNK = 2048  # columns of a program
 GROUPS = 256  # of a row at least; twice k, or too many keys pass the K-th largest of the groups'
-SPAN = 64  # keys that others are compared with at once
+BLOCK, SPAN = 128, 64  # keys that a program ranks, and that it compares them with at once
 STEP = 16
 
 
@@ -52,7 +52,7 @@ def prepare_greedy_single_pass(problem: Problem, weights: "Tensors") -> "Run":
 
 
 def prepare_rows_groups(problem: Problem, weights: "Tensors") -> "Run":
-    """topk.rows in two launches: the groups' largest, then what is above the K-th of them."""
+    """topk.rows in four launches."""
     import torch
 
     k, next_n, is_bf16 = int(problem.mode("k")), int(problem.mode("next_n")), problem.mode("logits") == "bf16"
@@ -62,19 +62,18 @@ def prepare_rows_groups(problem: Problem, weights: "Tensors") -> "Run":
     def run(t: "Tensors") -> None:
         logits = t["logits"]
         rows, columns = logits.shape
-        chunks = min(groups, power_of_two(-(-columns // CHUNK)))
-        of = groups // chunks
-        length = -(-columns // groups)
         if not kept:
-            for name, shape in (("groups", (rows, groups)), ("candidates", (rows, columns))):
+            for name, shape in (("groups", (rows, groups)), ("candidates", (rows, columns)), ("least", (rows,))):
                 kept[name] = torch.empty(shape, dtype=torch.int64, device=logits.device)
-            for name in ("found", "arrived"):
-                kept[name] = torch.zeros(rows, dtype=torch.int32, device=logits.device)
-        given = (_logits(logits), logits.stride(0), columns, t["seq_lens"])
-        launched(device.group_maxima, (chunks, rows), *given, kept["groups"], length, of, STEP, next_n, is_bf16)
-        launched(
-            device.select, (-(-columns // CHUNK), rows), *given, *(kept[n] for n in ("groups", "candidates", "found", "arrived")),
-            t["indices"], k, groups, CHUNK, CHUNK, max(GROUPS, power_of_two(2 * k)), SPAN, next_n, is_bf16, warps=8,
-        )  # fmt: skip
+            kept["found"] = torch.empty(rows, dtype=torch.int32, device=logits.device)
+        largest, candidates, least, found = kept.values()
+        chunks = min(groups, power_of_two(-(-columns // CHUNK)))
+        given, cuda = (_logits(logits), logits.stride(0), columns, t["seq_lens"]), on_cuda(logits)
+        length, shared = -(-columns // groups), (BLOCK, SPAN, cuda)
+        launched(device.group_maxima, (chunks, rows), *given, largest, length, groups // chunks, STEP, next_n, is_bf16, cuda)
+        launched(device.least_of_groups, (groups // BLOCK, rows), largest, least, found, k, groups, *shared, early=True)
+        pieces = -(-columns // CHUNK)
+        launched(device.collect, (pieces, rows), *given, least, candidates, found, CHUNK, next_n, is_bf16, cuda, early=True)
+        launched(device.place, (groups // BLOCK, rows), candidates, columns, found, t["indices"], k, groups, *shared, early=True)
 
     return run

@@ -1,12 +1,16 @@
-"""Selection in Triton: greedy in one launch, top-k in two.
+"""Selection in Triton: greedy in one launch, top-k in four small ones.
 
 A number and its column make one key, int64, larger for a larger number and, among equal ones, for a lower column: no two keys of a
-row are alike, so the k largest are one set. What is no number, or past the columns that count, is NOTHING. Programs of a row add to
-what the row has found; the last one to arrive looks at it and leaves all counters as they were.
+row are alike, so the k largest are one set. What is no number, or past the columns that count, is NOTHING.
+
+Of rows cut into groups, K have a key as large as the K-th largest of the groups' largest, so none below it is chosen. Those that are
+not below are few, and each one's rank among them is its place. On CUDA a launch begins while the one before still runs, and waits for
+it before it reads.
 """
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from replay.kernels.triton.arith_device import widened
 
@@ -42,12 +46,12 @@ def greedy(
     for start in tl.static_range(0, CHUNK, BLOCK):
         column = chunk * CHUNK + start + tl.arange(0, BLOCK)
         found = tl.maximum(found, keys_of(logits, row, stride, column, columns, BF16))
+    slot = tl.load(slots + row).to(tl.int64)
     tl.atomic_max(best + row, tl.max(found, 0), sem="relaxed", scope="gpu")
     before = tl.atomic_add(arrived + row, 1, sem="acq_rel", scope="gpu")
     if before == tl.num_programs(0) - 1:
         chosen = column_of(tl.atomic_max(best + row, tl.full((), NOTHING, tl.int64), sem="relaxed", scope="gpu"))
         tl.store(token + row, chosen.to(token.dtype.element_ty))
-        slot = tl.load(slots + row).to(tl.int64)
         if slot >= 0:
             tl.store(next_input_ids + slot, chosen)
         tl.store(best + row, tl.full((), NOTHING, tl.int64))
@@ -64,28 +68,90 @@ def valid_columns(seq_lens, row, columns, NEXT_N: tl.constexpr):
 @triton.jit
 def group_maxima(
     logits, stride, columns, seq_lens, groups, LENGTH: tl.constexpr, OF: tl.constexpr, STEP: tl.constexpr, NEXT_N: tl.constexpr,
-    BF16: tl.constexpr,
+    BF16: tl.constexpr, CUDA: tl.constexpr,
 ):  # fmt: skip
     """Programs [chunk, row]: the largest key of each of OF groups of LENGTH columns, a column in OF, to int64 [rows, groups]."""
+    if CUDA:
+        gdc_launch_dependents()
     row, chunk = tl.program_id(1).to(tl.int64), tl.program_id(0)
     valid = valid_columns(seq_lens, row, columns, NEXT_N)
     group = tl.arange(0, OF)
     found = tl.full((OF,), NOTHING, tl.int64)
     for start in range(0, LENGTH, STEP):
-        column = chunk * (LENGTH * OF) + (start + tl.arange(0, STEP))[:, None] * OF + group[None, :]
-        found = tl.maximum(found, tl.max(keys_of(logits, row, stride, column, valid, BF16), axis=0))
+        at = (start + tl.arange(0, STEP))[:, None] * OF + group[None, :]
+        # A column of the next chunk is in a group of its own.
+        key = keys_of(logits, row, stride, chunk * (LENGTH * OF) + at, valid, BF16)
+        found = tl.maximum(found, tl.max(tl.where(at < LENGTH * OF, key, NOTHING), axis=0))
     tl.store(groups + row * (tl.num_programs(0) * OF) + chunk * OF + group, found)
 
 
 @triton.jit
 def ranks_in(mine, base, count, SPAN: tl.constexpr):
     """How many of the ``count`` keys at ``base`` are larger than each of ``mine``."""
-    rank = tl.zeros(mine.shape, tl.int32)
+    larger = tl.zeros((SPAN, mine.shape[0]), tl.int32)
     for start in range(0, count, SPAN):
         at = start + tl.arange(0, SPAN)
-        other = tl.load(base + at, at < count, NOTHING, cache_modifier=".cg")
-        rank += tl.sum((other[None, :] > mine[:, None]).to(tl.int32), axis=1)
-    return rank
+        other = tl.load(base + at, at < count, NOTHING)
+        larger += (other[:, None] > mine[None, :]).to(tl.int32)
+    return tl.sum(larger, axis=0)
+
+
+@triton.jit
+def least_of_groups(
+    groups, least, found, K: tl.constexpr, GROUPS: tl.constexpr, BLOCK: tl.constexpr, SPAN: tl.constexpr, CUDA: tl.constexpr
+):  # fmt: skip
+    """Programs [block of groups, row]: the K-th largest of all, to int64 [rows]; NOTHING where fewer groups hold a number."""
+    if CUDA:
+        gdc_launch_dependents()
+        gdc_wait()
+    row, at = tl.program_id(1).to(tl.int64), tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mine = tl.load(groups + row * GROUPS + at)
+    # Groups without a number are alike: all of them have the rank that the first one has.
+    rank = ranks_in(mine, groups + row * GROUPS, GROUPS, SPAN)
+    nothing = tl.max((mine == NOTHING).to(tl.int32) * (rank < K).to(tl.int32), 0)
+    tl.store(least + row + tl.zeros_like(at), mine, rank == K - 1)
+    if nothing > 0:
+        tl.store(least + row, tl.full((), NOTHING, tl.int64))
+    if tl.program_id(0) == 0:
+        tl.store(found + row, 0)
+
+
+@triton.jit
+def collect(
+    logits, stride, columns, seq_lens, least, candidates, found, CHUNK: tl.constexpr, NEXT_N: tl.constexpr, BF16: tl.constexpr,
+    CUDA: tl.constexpr,
+):  # fmt: skip
+    """Programs [chunk, row]: the keys that are not below ``least``, to int64 [rows, columns]; ``found`` counts them."""
+    row, column = tl.program_id(1).to(tl.int64), tl.program_id(0) * CHUNK + tl.arange(0, CHUNK)
+    valid = valid_columns(seq_lens, row, columns, NEXT_N)
+    key = keys_of(logits, row, stride, column, valid, BF16)
+    if CUDA:
+        gdc_launch_dependents()
+        gdc_wait()
+    chosen = ((key >= tl.load(least + row)) & (key != NOTHING)).to(tl.int32)
+    count = tl.sum(chosen, 0)
+    if count > 0:
+        first = tl.atomic_add(found + row, count, sem="relaxed", scope="gpu")
+        tl.store(candidates + row * columns + first + tl.cumsum(chosen, 0) - 1, key, chosen > 0)
+
+
+@triton.jit
+def place(
+    candidates, columns, found, indices, K: tl.constexpr, FEW: tl.constexpr, BLOCK: tl.constexpr, SPAN: tl.constexpr,
+    CUDA: tl.constexpr,
+):  # fmt: skip
+    """Programs [block of candidates, row]: each of at most FEW candidates at its rank; of more, the first program chooses."""
+    if CUDA:
+        gdc_wait()
+    row, at = tl.program_id(1).to(tl.int64), tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    base, count, out = candidates + row * columns, tl.load(found + row), indices + row * K
+    if count <= FEW:
+        mine = tl.load(base + at, at < count, NOTHING)
+        rank = ranks_in(mine, base, count, SPAN)
+        tl.store(out + at, -1, (at >= count) & (at < K))
+        tl.store(out + rank, column_of(mine).to(tl.int32), (at < count) & (rank < K))
+    elif tl.program_id(0) == 0:
+        choose_of_many(base, count, out, K, BLOCK)
 
 
 @triton.jit
@@ -94,23 +160,13 @@ def at_least(base, count, threshold, SPAN: tl.constexpr):
     total = tl.zeros((), tl.int32)
     for start in range(0, count, SPAN):
         at = start + tl.arange(0, SPAN)
-        key = tl.load(base + at, at < count, NOTHING, cache_modifier=".cg") ^ NOTHING
+        key = tl.load(base + at, at < count, NOTHING) ^ NOTHING
         total += tl.sum(((at < count) & (key.to(tl.uint64, bitcast=True) >= threshold)).to(tl.int32), 0)
     return total
 
 
 @triton.jit
-def choose_few(base, count, indices, K: tl.constexpr, FEW: tl.constexpr, SPAN: tl.constexpr):
-    """The K largest of at most FEW keys, each at its rank."""
-    at = tl.arange(0, FEW)
-    mine = tl.load(base + at, at < count, NOTHING, cache_modifier=".cg")
-    rank = ranks_in(mine, base, count, SPAN)
-    tl.store(indices + at, -1, (at >= count) & (at < K))
-    tl.store(indices + rank, column_of(mine).to(tl.int32), (at < count) & (rank < K))
-
-
-@triton.jit
-def choose_many(base, count, indices, K: tl.constexpr, SPAN: tl.constexpr):
+def choose_of_many(base, count, indices, K: tl.constexpr, SPAN: tl.constexpr):
     """The K largest of any number of keys, in the order in which they lie: the K-th is found bit by bit."""
     threshold = tl.zeros((), tl.uint64)
     for bit in range(64):
@@ -120,44 +176,7 @@ def choose_many(base, count, indices, K: tl.constexpr, SPAN: tl.constexpr):
     written = tl.zeros((), tl.int32)
     for start in range(0, count, SPAN):
         at = start + tl.arange(0, SPAN)
-        key = tl.load(base + at, at < count, NOTHING, cache_modifier=".cg")
+        key = tl.load(base + at, at < count, NOTHING)
         chosen = ((at < count) & ((key ^ NOTHING).to(tl.uint64, bitcast=True) >= threshold)).to(tl.int32)
-        place = written + tl.cumsum(chosen, 0) - 1
-        tl.store(indices + place, column_of(key).to(tl.int32), chosen > 0)
+        tl.store(indices + written + tl.cumsum(chosen, 0) - 1, column_of(key).to(tl.int32), chosen > 0)
         written += tl.sum(chosen, 0)
-
-
-@triton.jit
-def select(
-    logits, stride, columns, seq_lens, groups, candidates, found, arrived, indices, K: tl.constexpr, GROUPS: tl.constexpr,
-    CHUNK: tl.constexpr, BLOCK: tl.constexpr, FEW: tl.constexpr, SPAN: tl.constexpr, NEXT_N: tl.constexpr, BF16: tl.constexpr,
-):  # fmt: skip
-    """Programs [chunk, row]. K groups have a key as large as the K-th largest of the groups' largest, so none below it is chosen;
-    the others of all chunks are candidates, int64 [rows, columns], of which the last program to arrive chooses."""
-    row, chunk = tl.program_id(1).to(tl.int64), tl.program_id(0)
-    valid = valid_columns(seq_lens, row, columns, NEXT_N)
-    group = tl.arange(0, GROUPS)
-    largest = tl.load(groups + row * GROUPS + group)
-    rank = ranks_in(largest, groups + row * GROUPS, GROUPS, SPAN)
-    # Alike are only groups without a number.
-    least = tl.max(tl.where(rank >= K - 1, largest, NOTHING), 0)
-    base = candidates + row * columns
-    for start in range(0, CHUNK, BLOCK):
-        column = chunk * CHUNK + start + tl.arange(0, BLOCK)
-        key = keys_of(logits, row, stride, column, valid, BF16)
-        chosen = ((key >= least) & (key != NOTHING)).to(tl.int32)
-        count = tl.sum(chosen, 0)
-        if count > 0:
-            first = tl.atomic_add(found + row, count, sem="relaxed", scope="gpu")
-            tl.store(base + first + tl.cumsum(chosen, 0) - 1, key, chosen > 0)
-    tl.debug_barrier()  # every thread's candidates are written before one of them says so
-    before = tl.atomic_add(arrived + row, 1, sem="acq_rel", scope="gpu")
-    if before == tl.num_programs(0) - 1:
-        tl.debug_barrier()
-        count = tl.atomic_add(found + row, 0, sem="relaxed", scope="gpu")
-        if count <= FEW:
-            choose_few(base, count, indices + row * K, K, FEW, SPAN)
-        else:
-            choose_many(base, count, indices + row * K, K, SPAN)
-        tl.store(found + row, 0)
-        tl.store(arrived + row, 0)
