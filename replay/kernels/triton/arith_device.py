@@ -7,9 +7,19 @@ may be any device's reduction, a sum of more only where every order is exact.
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 # 1.5 · 2^23: what is added to it and taken off again is rounded to an integer, half to even.
 _TO_INTEGER = tl.constexpr(12582912.0)
+
+
+@triton.jit
+def begin(CUDA: tl.constexpr):
+    """What kernels begin with: on CUDA one is launched while the one before still runs, waits for all earlier ones to end, and then
+    lets the next be launched. One that reads before it waits finds what was written before its forerunner began."""
+    if CUDA:
+        gdc_wait()
+        gdc_launch_dependents()
 
 
 @triton.jit

@@ -7,14 +7,14 @@ held in parts of 32 columns.
 import triton
 import triton.language as tl
 
-from replay.kernels.triton.arith_device import bf16_bits, exp_cr, folded, folded_one, sigmoid, silu, widened
+from replay.kernels.triton.arith_device import begin, bf16_bits, exp_cr, folded, folded_one, sigmoid, silu, widened
 
 _EPS = tl.constexpr(1e-6)
 
 
 @triton.jit
 def source_column(
-    c, K_HEADS: tl.constexpr, V_HEADS: tl.constexpr, DIM: tl.constexpr, CONV_DIM: tl.constexpr, GROUPED: tl.constexpr
+    c, K_HEADS: tl.constexpr, V_HEADS: tl.constexpr, DIM: tl.constexpr, CONV_DIM: tl.constexpr, GROUPED: tl.constexpr,
 ):  # fmt: skip
     """Where channel c of q|k|v|z lies in a row of projections."""
     if GROUPED:
@@ -45,9 +45,11 @@ def source_gate(head, of_a, K_HEADS: tl.constexpr, V_HEADS: tl.constexpr, GROUPE
 @triton.jit
 def conv(
     qkvz, ba, weights, bias, slots, state, state_stride, qkv, z, b, a, K_HEADS: tl.constexpr, V_HEADS: tl.constexpr,
-    DIM: tl.constexpr, TAPS: tl.constexpr, BIAS: tl.constexpr, GROUPED: tl.constexpr, PADDING_Z: tl.constexpr, BLOCK: tl.constexpr,
+    DIM: tl.constexpr, TAPS: tl.constexpr, BIAS: tl.constexpr, GROUPED: tl.constexpr, PADDING_Z: tl.constexpr,
+    BLOCK: tl.constexpr, CUDA: tl.constexpr,
 ):  # fmt: skip
     """Programs [token, block of the channels of q|k|v|z, and of b|a behind them]."""
+    begin(CUDA)
     row, c = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     conv_dim: tl.constexpr = (2 * K_HEADS + V_HEADS) * DIM
     values: tl.constexpr = V_HEADS * DIM
@@ -146,13 +148,25 @@ def state_of(x, BF16: tl.constexpr):
 def recurrent(
     qkv, a, b, a_log, dt_bias, slots, state, state_stride, out, K_HEADS: tl.constexpr, V_HEADS: tl.constexpr, DIM: tl.constexpr,
     NORM: tl.constexpr, LOG1P: tl.constexpr, DT_BF16: tl.constexpr, STATE_BF16: tl.constexpr, K_V: tl.constexpr,
-    ROWS: tl.constexpr, ROOT: tl.constexpr,
+    ROWS: tl.constexpr, ROOT: tl.constexpr, CUDA: tl.constexpr,
 ):  # fmt: skip
     """Programs [block of ROWS of V, v-head, token]; ROOT is 1/√K in f32."""
+    begin(CUDA)
     row, head = tl.program_id(2).to(tl.int64), tl.program_id(1)
     slot = tl.load(slots + row).to(tl.int64)
+    v, k = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, 32)
+    keys: tl.constexpr = K_HEADS * DIM
+    channels: tl.constexpr = (2 * K_HEADS + V_HEADS) * DIM
+    q_at = qkv + row * channels + head // (V_HEADS // K_HEADS) * DIM
+    q_parts, k_parts = parts_of(q_at, DIM), parts_of(q_at + keys, DIM)
+    value = widened(tl.load(qkv + row * channels + 2 * keys + head * DIM + v))[:, None]
+    gate = row * V_HEADS + head
+    a_gate, b_gate, log = widened(tl.load(a + gate)), widened(tl.load(b + gate)), tl.load(a_log + head)
+    if DT_BF16:
+        bias = widened(tl.load(dt_bias + head))
+    else:
+        bias = tl.load(dt_bias + head)
     if slot >= 0:
-        v, k = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, 32)
         along_v: tl.constexpr = 1 if K_V else DIM
         along_k: tl.constexpr = DIM if K_V else 1
         # A zero that hides how rows are aligned: a thread then holds one column, a warp a row, and lanes fold by shuffles of a
@@ -163,18 +177,7 @@ def recurrent(
         stored = (tl.load(held),)
         for start in tl.static_range(32, DIM, 32):
             stored = stored + (tl.load(held + start * along_k),)
-        keys: tl.constexpr = K_HEADS * DIM
-        channels: tl.constexpr = (2 * K_HEADS + V_HEADS) * DIM
-        q_at = qkv + row * channels + head // (V_HEADS // K_HEADS) * DIM
-        q_parts, k_parts = parts_of(q_at, DIM), parts_of(q_at + keys, DIM)
-        value = widened(tl.load(qkv + row * channels + 2 * keys + head * DIM + v))[:, None]
-        gate = row * V_HEADS + head
-        if DT_BF16:
-            bias = widened(tl.load(dt_bias + head))
-        else:
-            bias = tl.load(dt_bias + head)
-        decay = decay_of(widened(tl.load(a + gate)), tl.load(a_log + head), bias, LOG1P)
-        beta = sigmoid(widened(tl.load(b + gate)))
+        decay, beta = decay_of(a_gate, log, bias, LOG1P), sigmoid(b_gate)
         q_over, k_over = normed(q_parts, DIM, NORM), normed(k_parts, DIM, NORM)
         lanes = tl.zeros((ROWS, 32), tl.float32)
         for i in tl.static_range(DIM // 32):

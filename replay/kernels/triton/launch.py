@@ -7,11 +7,11 @@ if TYPE_CHECKING:
     import torch
 
 
-def launched(kernel: Any, grid: Sequence[int], *args: Any, warps: int = 4, early: bool = False) -> None:
-    """Launch without contraction of products and sums. ``early``: on CUDA it may begin before what was launched last has ended,
-    for which the kernel waits by itself."""
-    options = {"launch_pdl": True} if early and on_cuda(args[0]) else {}
-    kernel[tuple(grid)](*args, num_warps=warps, enable_fp_fusion=False, **options)
+def launched(kernel: Any, grid: Sequence[int], *args: Any, warps: int = 4) -> None:
+    """Launch without contraction of products and sums. The last thing a kernel is told is whether it runs on CUDA: there it is
+    launched while the one before still runs, for which it waits by itself (``arith_device.begin``)."""
+    cuda = on_cuda(args[0])
+    kernel[tuple(grid)](*args, cuda, num_warps=warps, enable_fp_fusion=False, **({"launch_pdl": True} if cuda else {}))
 
 
 def bits(tensor: "torch.Tensor") -> "torch.Tensor":

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from replay.kernels.gathered import gathered
 from replay.kernels.triton import moe_device as device
-from replay.kernels.triton.launch import bits, launched, on_cuda, power_of_two, words
+from replay.kernels.triton.launch import bits, launched, power_of_two, words
 from replay.model import Problem
 
 if TYPE_CHECKING:
@@ -36,7 +36,12 @@ class Tile:
 
 
 # Kilobytes that a program reads at once: enough to keep memory busy, few enough that many programs share the work.
-STAGED, FIRST, SECOND = Tile(16), Tile(4), Tile(4)
+STAGED, SECOND = Tile(16), Tile(8)
+
+
+def first_tile(inter: int) -> Tile:
+    """Of the layer's first half."""
+    return Tile(8) if inter > 128 else Tile(4, 8)
 
 
 class Steps:
@@ -86,7 +91,7 @@ class Steps:
         launched(
             device.gemm, (ids.numel(), -(-width // STAGED.columns)), words(a), a_scale, ids, permuted,
             words(w), t[f"{weight}_scale"], w if bias is None else bias, bits(out), depth, width, alike,
-            bias is not None, self.modes["epilogue"], STAGED.columns, min(power_of_two(depth // 4), 256), on_cuda(a),
+            bias is not None, self.modes["epilogue"], STAGED.columns, min(power_of_two(depth // 4), 256),
             warps=STAGED.warps,
         )  # fmt: skip
 
@@ -141,19 +146,19 @@ class Steps:
 
     def layer_halves(self, t: "Tensors", out: "T") -> None:
         """Two launches, the second of which begins during the first; between them the activations, f32."""
-        g, modes = self.g, self.modes
+        g, modes, tile = self.g, self.modes, first_tile(self.g.inter)
         x, ids = t["x"], t["topk_ids"]
         p = self.scratch("p", x, "float32", self.pairs, g.inter)
         w13, w2 = (words(t[n]) for n in ("w13", "w2"))
         arithmetic = modes["quant"], modes["epilogue"]
         launched(
-            device.layer_first, (self.pairs * -(-g.inter // FIRST.columns),), bits(x), ids, w13, t["w13_scale"], p, g.hidden,
-            g.inter, g.top_k, FIRST.columns, power_of_two(g.hidden), *arithmetic, modes["act"], on_cuda(x), warps=FIRST.warps,
+            device.layer_first, (self.pairs * -(-g.inter // tile.columns),), bits(x), ids, w13, t["w13_scale"], p, g.hidden,
+            g.inter, g.top_k, tile.columns, power_of_two(g.hidden), *arithmetic, modes["act"], warps=tile.warps,
         )  # fmt: skip
         launched(
             device.layer_second, (-(-g.hidden // SECOND.columns), self.p.rows), p, ids, w2, t["w2_scale"], t["topk_weights"],
             bits(out), g.hidden, g.inter, g.top_k, power_of_two(g.top_k), SECOND.columns, power_of_two(g.inter), *arithmetic,
-            on_cuda(x), warps=SECOND.warps, early=True,
+            warps=SECOND.warps,
         )  # fmt: skip
 
 

@@ -10,6 +10,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from replay.kernels.triton.arith_device import (
     activated,
+    begin,
     bf16_bits,
     codes,
     folded_one,
@@ -23,9 +24,9 @@ from replay.kernels.triton.arith_device import (
 
 
 @triton.jit
-def dot4(a, b, DP4A: tl.constexpr):
+def dot4(a, b, CUDA: tl.constexpr):
     """Four products of the signed bytes in each word of a and b, summed; int32."""
-    if DP4A:
+    if CUDA:
         total = tl.inline_asm_elementwise("dp4a.s32.s32 $0, $1, $2, 0;", "=r,r,r", [a, b], dtype=tl.int32, is_pure=True, pack=1)
     else:
         total = (a << 24 >> 24) * (b << 24 >> 24) + (a << 16 >> 24) * (b << 16 >> 24)
@@ -59,8 +60,9 @@ def quantized_words(x, m, scale, QUANT: tl.constexpr):
 
 
 @triton.jit
-def quantize(x, q, q_scale, WIDTH: tl.constexpr, BLOCK: tl.constexpr, QUANT: tl.constexpr):
+def quantize(x, q, q_scale, WIDTH: tl.constexpr, BLOCK: tl.constexpr, QUANT: tl.constexpr, CUDA: tl.constexpr):
     """A program a row of bf16."""
+    begin(CUDA)
     row, at = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     value = widened(tl.load(x + row * WIDTH + at, at < WIDTH, 0))
     m, scale = scale_of(tl.max(magnitude_bits(value), 0), QUANT)
@@ -69,9 +71,13 @@ def quantize(x, q, q_scale, WIDTH: tl.constexpr, BLOCK: tl.constexpr, QUANT: tl.
 
 
 @triton.jit
-def route(topk_ids, expert_map, rows_per_expert, offsets, permuted, pairs, experts, MAPPED: tl.constexpr, BLOCK: tl.constexpr):
+def route(
+    topk_ids, expert_map, rows_per_expert, offsets, permuted, pairs, experts, MAPPED: tl.constexpr, BLOCK: tl.constexpr,
+    CUDA: tl.constexpr,
+):  # fmt: skip
     """The place of each pair is how many pairs are of a lower expert, or of the same and earlier. A program for BLOCK pairs, and
     behind those one for BLOCK experts."""
+    begin(CUDA)
     number, lane = tl.program_id(0), tl.arange(0, BLOCK)
     blocks = tl.cdiv(pairs, BLOCK)
     mine = (number - tl.where(number < blocks, 0, blocks)) * BLOCK + lane
@@ -98,8 +104,9 @@ def route(topk_ids, expert_map, rows_per_expert, offsets, permuted, pairs, exper
 
 
 @triton.jit
-def remap(q, q_scale, permuted, a, a_scale, WIDTH: tl.constexpr, TOP_K: tl.constexpr, BLOCK: tl.constexpr):
+def remap(q, q_scale, permuted, a, a_scale, WIDTH: tl.constexpr, TOP_K: tl.constexpr, BLOCK: tl.constexpr, CUDA: tl.constexpr):
     """A program a pair."""
+    begin(CUDA)
     pair, at = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     place = tl.load(permuted + pair).to(tl.int64)
     if place >= 0:
@@ -111,10 +118,11 @@ def remap(q, q_scale, permuted, a, a_scale, WIDTH: tl.constexpr, TOP_K: tl.const
 @triton.jit
 def gemm(
     a, a_scale, ids, permuted, w, w_scale, bias, out, DEPTH: tl.constexpr, WIDTH: tl.constexpr, ALIKE: tl.constexpr,
-    BIAS: tl.constexpr, EPILOGUE: tl.constexpr, COLUMNS: tl.constexpr, WORDS: tl.constexpr, DP4A: tl.constexpr,
+    BIAS: tl.constexpr, EPILOGUE: tl.constexpr, COLUMNS: tl.constexpr, WORDS: tl.constexpr, CUDA: tl.constexpr,
 ):  # fmt: skip
     """Programs [pair, block of columns]: the row at the pair's place against its expert; a and w are words of four codes. ALIKE
     places have one row of ``a``."""
+    begin(CUDA)
     pair, column = tl.program_id(0), tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     expert, row = tl.load(ids + pair).to(tl.int64), tl.load(permuted + pair).to(tl.int64)
     if expert >= 0:
@@ -125,7 +133,7 @@ def gemm(
             left = tl.load(a + row // ALIKE * depth + k, k < depth, 0)
             at = (expert * WIDTH + column[:, None]) * depth + k[None, :]
             right = tl.load(w + at, (column[:, None] < WIDTH) & (k[None, :] < depth), 0)
-            acc += tl.sum(dot4(left[None, :] + tl.zeros_like(right), right, DP4A), axis=1)
+            acc += tl.sum(dot4(left[None, :] + tl.zeros_like(right), right, CUDA), axis=1)
         valid = column < WIDTH
         y = scaled(acc, tl.load(a_scale + row // ALIKE), tl.load(w_scale + expert * WIDTH + column, valid, 0.0), EPILOGUE)
         if BIAS:
@@ -135,9 +143,11 @@ def gemm(
 
 @triton.jit
 def act_quant(
-    gate_up, offsets, last, h, h_scale, INTER: tl.constexpr, BLOCK: tl.constexpr, ACT: tl.constexpr, QUANT: tl.constexpr
+    gate_up, offsets, last, h, h_scale, INTER: tl.constexpr, BLOCK: tl.constexpr, ACT: tl.constexpr, QUANT: tl.constexpr,
+    CUDA: tl.constexpr,
 ):  # fmt: skip
     """A program a row; those behind ``offsets[last]`` are nobody's."""
+    begin(CUDA)
     row, at = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     if row < tl.load(offsets + last):
         gate = widened(tl.load(gate_up + row * (2 * INTER) + at, at < INTER, 0))
@@ -149,8 +159,9 @@ def act_quant(
 
 
 @triton.jit
-def combine(y, ids, permuted, weights, out, WIDTH: tl.constexpr, TOP_K: tl.constexpr, BLOCK: tl.constexpr):
+def combine(y, ids, permuted, weights, out, WIDTH: tl.constexpr, TOP_K: tl.constexpr, BLOCK: tl.constexpr, CUDA: tl.constexpr):
     """Programs [token, block of columns]: slots in their order, but for those whose id, or place, is −1."""
+    begin(CUDA)
     token, column = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     total = tl.zeros((BLOCK,), tl.float32)
     for slot in range(TOP_K):
@@ -162,8 +173,9 @@ def combine(y, ids, permuted, weights, out, WIDTH: tl.constexpr, TOP_K: tl.const
 
 
 @triton.jit
-def shared_out(x, gate, y, routed, out, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+def shared_out(x, gate, y, routed, out, WIDTH: tl.constexpr, BLOCK: tl.constexpr, CUDA: tl.constexpr):
     """A program a token: its gate, and the shared expert's output added to the routed one."""
+    begin(CUDA)
     token, lane = tl.program_id(0).to(tl.int64), tl.arange(0, 32)
     lanes = tl.zeros((1, 32), tl.float32)
     for start in range(0, WIDTH, 32):
@@ -188,8 +200,7 @@ def layer_first(
 ):  # fmt: skip
     """A program a pair and some columns of gate and up, activated, into p f32 [P, I]. Each quantises the token's row for itself, and
     asks for its weights before it computes anything."""
-    if CUDA:
-        gdc_launch_dependents()
+    begin(CUDA)
     blocks: tl.constexpr = (INTER + COLUMNS - 1) // COLUMNS
     depth: tl.constexpr = HIDDEN // 4
     words: tl.constexpr = BLOCK // 4
@@ -220,8 +231,10 @@ def layer_second(
     COLUMNS: tl.constexpr, BLOCK: tl.constexpr, QUANT: tl.constexpr, EPILOGUE: tl.constexpr, CUDA: tl.constexpr,
 ):  # fmt: skip
     """Programs [block of columns, token]: the activations of the token's pairs quantised, against the columns' weights of the
-    experts in all slots, combined in order. On CUDA it begins while the first half still runs, and waits for it with its weights in
-    registers."""
+    experts in all slots, combined in order. It waits for the first half with its weights in registers: that had begun before this was
+    launched, and so all that is read up to there had been written."""
+    if CUDA:
+        gdc_launch_dependents()
     token, column = tl.program_id(1), tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     depth: tl.constexpr = INTER // 4
     slot, i, k = tl.arange(0, SLOTS), tl.arange(0, BLOCK), tl.arange(0, BLOCK // 4)

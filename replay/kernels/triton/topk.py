@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from replay.kernels.triton import topk_device as device
-from replay.kernels.triton.launch import bits, launched, on_cuda, power_of_two
+from replay.kernels.triton.launch import bits, launched, power_of_two
 from replay.model import Problem
 
 if TYPE_CHECKING:
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 CHUNK = 2048  # columns of a program
 GROUPS = 256  # of a row at least; twice k, or too many keys pass the K-th largest of the groups'
-BLOCK, SPAN = 128, 64  # keys that a program ranks, and that it compares them with at once
-STEP = 16
+BLOCK, SPAN = 32, 128  # keys that a program ranks, and that it compares them with at once
+STEP = 1024  # columns of a chunk that are looked at together
 
 
 def _logits(t: "T") -> "T":
@@ -68,12 +68,12 @@ def prepare_rows_groups(problem: Problem, weights: "Tensors") -> "Run":
             kept["found"] = torch.empty(rows, dtype=torch.int32, device=logits.device)
         largest, candidates, least, found = kept.values()
         chunks = min(groups, power_of_two(-(-columns // CHUNK)))
-        given, cuda = (_logits(logits), logits.stride(0), columns, t["seq_lens"]), on_cuda(logits)
-        length, shared = -(-columns // groups), (BLOCK, SPAN, cuda)
-        launched(device.group_maxima, (chunks, rows), *given, largest, length, groups // chunks, STEP, next_n, is_bf16, cuda)
-        launched(device.least_of_groups, (groups // BLOCK, rows), largest, least, found, k, groups, *shared, early=True)
+        given = (_logits(logits), logits.stride(0), columns, t["seq_lens"])
+        of, length = groups // chunks, -(-columns // groups)
+        launched(device.group_maxima, (chunks, rows), *given, largest, length, of, max(STEP // of, 1), next_n, is_bf16)
+        launched(device.least_of_groups, (groups // BLOCK, rows), largest, least, found, k, groups, BLOCK, SPAN)
         pieces = -(-columns // CHUNK)
-        launched(device.collect, (pieces, rows), *given, least, candidates, found, CHUNK, next_n, is_bf16, cuda, early=True)
-        launched(device.place, (groups // BLOCK, rows), candidates, columns, found, t["indices"], k, groups, *shared, early=True)
+        launched(device.collect, (pieces, rows), *given, least, candidates, found, CHUNK, next_n, is_bf16)
+        launched(device.place, (groups // BLOCK, rows), candidates, columns, found, t["indices"], k, groups, BLOCK, SPAN)
 
     return run

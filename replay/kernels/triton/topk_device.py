@@ -4,15 +4,14 @@ A number and its column make one key, int64, larger for a larger number and, amo
 row are alike, so the k largest are one set. What is no number, or past the columns that count, is NOTHING.
 
 Of rows cut into groups, K have a key as large as the K-th largest of the groups' largest, so none below it is chosen. Those that are
-not below are few, and each one's rank among them is its place. On CUDA a launch begins while the one before still runs, and waits for
-it before it reads.
+not below are few, and each one's rank among them is its place.
 """
 
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from replay.kernels.triton.arith_device import widened
+from replay.kernels.triton.arith_device import begin, widened
 
 NOTHING = tl.constexpr(-(1 << 63))
 
@@ -38,9 +37,10 @@ def column_of(key):
 @triton.jit
 def greedy(
     logits, stride, columns, slots, best, arrived, token, next_input_ids, CHUNK: tl.constexpr, BLOCK: tl.constexpr,
-    BF16: tl.constexpr,
+    BF16: tl.constexpr, CUDA: tl.constexpr,
 ):  # fmt: skip
     """Programs [chunk, row]; ``best`` is NOTHING and ``arrived`` 0 for every row, before and behind."""
+    begin(CUDA)
     row, chunk = tl.program_id(1).to(tl.int64), tl.program_id(0)
     found = tl.full((BLOCK,), NOTHING, tl.int64)
     for start in tl.static_range(0, CHUNK, BLOCK):
@@ -71,8 +71,7 @@ def group_maxima(
     BF16: tl.constexpr, CUDA: tl.constexpr,
 ):  # fmt: skip
     """Programs [chunk, row]: the largest key of each of OF groups of LENGTH columns, a column in OF, to int64 [rows, groups]."""
-    if CUDA:
-        gdc_launch_dependents()
+    begin(CUDA)
     row, chunk = tl.program_id(1).to(tl.int64), tl.program_id(0)
     valid = valid_columns(seq_lens, row, columns, NEXT_N)
     group = tl.arange(0, OF)
@@ -98,12 +97,10 @@ def ranks_in(mine, base, count, SPAN: tl.constexpr):
 
 @triton.jit
 def least_of_groups(
-    groups, least, found, K: tl.constexpr, GROUPS: tl.constexpr, BLOCK: tl.constexpr, SPAN: tl.constexpr, CUDA: tl.constexpr
+    groups, least, found, K: tl.constexpr, GROUPS: tl.constexpr, BLOCK: tl.constexpr, SPAN: tl.constexpr, CUDA: tl.constexpr,
 ):  # fmt: skip
     """Programs [block of groups, row]: the K-th largest of all, to int64 [rows]; NOTHING where fewer groups hold a number."""
-    if CUDA:
-        gdc_launch_dependents()
-        gdc_wait()
+    begin(CUDA)
     row, at = tl.program_id(1).to(tl.int64), tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mine = tl.load(groups + row * GROUPS + at)
     # Groups without a number are alike: all of them have the rank that the first one has.
@@ -141,8 +138,7 @@ def place(
     CUDA: tl.constexpr,
 ):  # fmt: skip
     """Programs [block of candidates, row]: each of at most FEW candidates at its rank; of more, the first program chooses."""
-    if CUDA:
-        gdc_wait()
+    begin(CUDA)
     row, at = tl.program_id(1).to(tl.int64), tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     base, count, out = candidates + row * columns, tl.load(found + row), indices + row * K
     if count <= FEW:
@@ -151,7 +147,7 @@ def place(
         tl.store(out + at, -1, (at >= count) & (at < K))
         tl.store(out + rank, column_of(mine).to(tl.int32), (at < count) & (rank < K))
     elif tl.program_id(0) == 0:
-        choose_of_many(base, count, out, K, BLOCK)
+        choose_of_many(base, count, out, K, 4096)
 
 
 @triton.jit
