@@ -27,6 +27,7 @@ GENERATORS: Mapping[str, tuple[Callable[[Path, Geometry, Any], list[FileEntry]],
 }
 SHIPPED: Mapping[str, tuple[str, Geometry, Any]] = {
     "qwen36-states-generated": (STATES, preset("qwen36", 4), generate_states.StateModel()),
+    "qwen36-tp1-states-generated": (STATES, preset("qwen36", 1), generate_states.StateModel(layers=(0,), steps=2)),
     "qwen36-logits-generated": (LOGITS, preset("qwen36", 1), generate_logits.LogitModel()),
     "qwen3-next-logits-generated": (LOGITS, preset("qwen3-next", 1), generate_logits.LogitModel()),
 }

@@ -2,6 +2,7 @@
 
 import importlib
 import importlib.util
+import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -177,6 +178,8 @@ def missing(need: str) -> str | None:
         import shutil
 
         return None if shutil.which(what) else f"no command {what}"
+    if kind == "variable":
+        return None if os.environ.get(what) else f"{what} is not set"
     if need == "aspect:matrix":
         from replay.kernels.sycl.runtime import has_matrix_engine
 

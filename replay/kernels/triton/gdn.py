@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     Tensors = Mapping[str, T]
 
 CONV_BLOCK = 256
-ROWS, WARPS = 8, 1  # of V in a program: many small ones keep memory busy where there are few sequences
+ROWS, WARPS = 16, 2  # of V in a program: many small ones keep memory busy where there are few sequences
 _TABLES = ("conv_state", "ssm_state")
 
 

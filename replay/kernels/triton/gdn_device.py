@@ -173,10 +173,10 @@ def recurrent(
         # register. With vectors of four a fold would copy whole rows into every thread.
         hidden = tl.minimum(slot, 0)
         held = state + slot * state_stride + head * (DIM * DIM) + hidden + v[:, None] * along_v + k[None, :] * along_k
-        # The state is asked for before anything is computed.
-        stored = (tl.load(held),)
+        # The state is asked for before anything is computed, and streams past the caches: nobody reads it again before long.
+        stored = (tl.load(held, eviction_policy="evict_first"),)
         for start in tl.static_range(32, DIM, 32):
-            stored = stored + (tl.load(held + start * along_k),)
+            stored = stored + (tl.load(held + start * along_k, eviction_policy="evict_first"),)
         decay, beta = decay_of(a_gate, log, bias, LOG1P), sigmoid(b_gate)
         q_over, k_over = normed(q_parts, DIM, NORM), normed(k_parts, DIM, NORM)
         lanes = tl.zeros((ROWS, 32), tl.float32)
@@ -187,8 +187,8 @@ def recurrent(
         for i in tl.static_range(DIM // 32):
             s = state_of(stored[i], STATE_BF16) * decay + d * k_over[i][None, :]
             if STATE_BF16:
-                tl.store(held + i * (32 * along_k), bf16_bits(s))
+                tl.store(held + i * (32 * along_k), bf16_bits(s), cache_modifier=".cs")
             else:
-                tl.store(held + i * (32 * along_k), s.to(state.dtype.element_ty))
+                tl.store(held + i * (32 * along_k), s.to(state.dtype.element_ty), cache_modifier=".cs")
             lanes = lanes + s * (q_over[i] * ROOT)[None, :]
         tl.store(out + (row * V_HEADS + head) * DIM + v, bf16_bits(tl.max(folded(lanes), 1)))

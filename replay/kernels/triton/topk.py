@@ -18,10 +18,9 @@ if TYPE_CHECKING:
     T = torch.Tensor
     Tensors = Mapping[str, T]
 
-CHUNK = 2048  # columns of a program
+CHUNK = 1024  # columns of a program
 GROUPS = 256  # of a row at least; twice k, or too many keys pass the K-th largest of the groups'
 BLOCK, SPAN = 32, 128  # keys that a program ranks, and that it compares them with at once
-STEP = 1024  # columns of a chunk that are looked at together
 
 
 def _logits(t: "T") -> "T":
@@ -70,7 +69,7 @@ def prepare_rows_groups(problem: Problem, weights: "Tensors") -> "Run":
         chunks = min(groups, power_of_two(-(-columns // CHUNK)))
         given = (_logits(logits), logits.stride(0), columns, t["seq_lens"])
         of, length = groups // chunks, -(-columns // groups)
-        launched(device.group_maxima, (chunks, rows), *given, largest, length, of, max(STEP // of, 1), next_n, is_bf16)
+        launched(device.group_maxima, (chunks, rows), *given, largest, length, of, max(CHUNK // of, 1), next_n, is_bf16)
         launched(device.least_of_groups, (groups // BLOCK, rows), largest, least, found, k, groups, BLOCK, SPAN)
         pieces = -(-columns // CHUNK)
         launched(device.collect, (pieces, rows), *given, least, candidates, found, CHUNK, next_n, is_bf16)
