@@ -11,8 +11,8 @@ mkdir -p "$folder"
 replay() { # replay NAME ARGUMENTS…
   local name=$1
   shift
-  "$python" -m replay run "$@" --kernel 'triton:*' --kernel 'eager:*' --device "$device" --launch graph --quick --repeats 4 \
-    --max-cases 1 -o "$work/$name" >"$work/$name.txt" || [ $? -eq 1 ] # a red row is in the table
+  "$python" -m replay run "$@" --kernel 'triton:*' --kernel 'eager:*' --device "$device" --launch graph --quick --repeats 2 \
+    --blocks 10 --max-cases 1 -o "$work/$name" >"$work/$name.txt" || [ $? -eq 1 ] # a red row is in the table
   sed "s#$work/##" "$work/$name.txt" | tee -a "$folder/judged.txt"
   "$python" - "$work/$name/result.json" >>"$folder/judged.jsonl" <<'PY'
 import json, sys

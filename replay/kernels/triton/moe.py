@@ -76,7 +76,7 @@ class Steps:
         import torch
 
         if f"whole {rows}" not in self.kept:
-            self.kept[f"whole {rows}"] = torch.tensor([rows], device=like.device)
+            self.kept[f"whole {rows}"] = torch.full((1,), rows, device=like.device)  # a fill, so that a graph can hold it
         return self.kept[f"whole {rows}"]
 
     def quantize(self, x: "T", q: "T", scale: "T") -> None:
