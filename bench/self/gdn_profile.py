@@ -1,7 +1,7 @@
 """One cold call of the recurrence in Triton for a profiler: what bounds it.
 
-ncu --clock-control none --kernel-name recurrent --launch-skip 1 --launch-count 1 --section SpeedOfLight --section WarpStateStats \
-  --section Occupancy --section MemoryWorkloadAnalysis python bench/self/gdn_profile.py 32
+ncu --clock-control none --kernel-name recurrent --launch-skip 1 --launch-count 1 --section SpeedOfLight --section Occupancy
+    --section MemoryWorkloadAnalysis python bench/self/gdn_profile.py 32
 """
 
 import sys

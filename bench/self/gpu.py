@@ -1,10 +1,12 @@
-"""Our Triton kernels beside other people's on a GPU, in interleaved blocks of one process: what a call takes in a graph of cold calls.
+"""Our Triton kernels beside other people's on a GPU, in interleaved blocks of one process: what a call takes in a graph of cold
+calls.
 
     VLLM_FUSED_MOE=…/fused_moe.py python bench/self/gpu.py cuda FOLDER [--blocks 20]
 
-A call's operands are those of a ring of bindings, so none of them is in a cache; a graph holds one call on each of 32, and is replayed
-four times, the last three of which are timed together. Whoever cannot be captured is timed call by call, and says so. Bits are judged by ``b70-replay run`` (bench/self/gpu.sh does both); here nothing is.
-Raw samples go to FOLDER/beside.json, the table to the terminal.
+A call's operands are those of a ring of bindings, so none of them is in a cache; a graph holds one call on each of 32, and is
+replayed four times, the last three of which are timed together. Whoever cannot be captured is timed call by call, and says so.
+Bits are judged by ``b70-replay run`` (bench/self/gpu.sh does both); here nothing is. Raw samples go to FOLDER/beside.json, the
+table to the terminal.
 """
 
 import json
@@ -55,11 +57,12 @@ def captured(calls: Sequence[Call]) -> Callable[[], float]:
 
 
 def _timed(work: Call, count: int) -> float:
-    """µs of one of ``count`` calls that ``work`` makes; it has just been done once, so clocks are up and what it needs is there."""
+    """µs of one of ``count`` calls that ``work`` makes; it has just been done once, so clocks are up and what it needs is
+    there."""
     import torch
 
     work()
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin, end = (torch.Event("cuda", enable_timing=True) for _ in range(2))
     begin.record()
     for _ in range(REPLAYS):
         work()
@@ -150,11 +153,9 @@ def workloads() -> Iterator[Workload]:
         for stage, kernel in (("topk.greedy", "triton:topk.greedy:single_pass"), ("topk.rows", "triton:topk.rows:groups")):
             modes = {"k": "50", "shard": shard} if stage == "topk.rows" else {}
             if stage == "topk.rows" or shard == "whole":
-                yield Workload(
-                    {"capture": "qwen36-logits-generated", "route_layer_regex": "lm_head", "stages": (stage,), "route_windows": (1,),
-                     "modes": modes},
-                    (kernel, kernel.replace("triton", "eager").rpartition(":")[0]), of_torch,
-                )  # fmt: skip
+                logits = {"capture": "qwen36-logits-generated", "route_layer_regex": "lm_head"}
+                eager = kernel.replace("triton", "eager").rpartition(":")[0]
+                yield Workload({**logits, "stages": (stage,), "modes": modes}, (kernel, eager), of_torch)
 
 
 def lines_of(work: Workload, device: Device) -> tuple[Any, Ring, list[Line]]:

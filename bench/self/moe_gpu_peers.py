@@ -4,9 +4,9 @@
     b70-replay run --load bench/self/moe_gpu_peers.py --device cuda --launch graph …
     python bench/self/moe_gpu_peers.py    # which tiles are best on this device, of 72
 
-The kernel is taken out of the file that the variable names, so vLLM itself need not be installed. Around it stand our own kernels for
-what vLLM does in others (quantisation, activation, the sum over slots), so that both layers differ in their products alone. Each pair
-is a block of its own, as vLLM does for few tokens.
+The kernel is taken out of the file that the variable names, so vLLM itself need not be installed. Around it stand our own
+kernels for what vLLM does in others (quantisation, activation, the sum over slots), so that both layers differ in their
+products alone. Each pair is a block of its own, as vLLM does for few tokens.
 """
 
 import ast
@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 
 KERNELS = (
     Kernel(
-        id="vllm:moe.layer:triton", prepare=":prepare_layer", needs=("python:triton", "variable:VLLM_FUSED_MOE"), devices=("cuda",),
+        id="vllm:moe.layer:triton", prepare=":prepare_layer", devices=("cuda",),
+        needs=("python:triton", "variable:VLLM_FUSED_MOE"),
         modes=(("epilogue", ("row_then_col",)), ("combine_fma", ("off",)), ("shared", ("off",))), layouts=("contiguous",),
         graph_safe=True, prepack="replay.kernels.triton.moe:pack",
     ),

@@ -1,4 +1,5 @@
-"""Provider ``triton``: kernels in Triton for CUDA and XPU. Where TRITON_INTERPRET=1 is set, a CPU interprets them: right, and slow."""
+"""Provider ``triton``: kernels in Triton for CUDA and XPU. Where TRITON_INTERPRET=1 is set, a CPU interprets them: right, and
+slow."""
 
 import os
 from collections.abc import Iterator

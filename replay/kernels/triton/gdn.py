@@ -1,10 +1,10 @@
-"""Launch the GDN kernels in Triton: grids, strides and modes; the arithmetic is in ``gdn_device.py``."""
+"""Launch the GDN kernels in Triton: grids, strides and modes; the arithmetic is in ``device/gdn.py``."""
 
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from replay.kernels.gathered import gathered
-from replay.kernels.triton import gdn_device as device
+from replay.kernels.triton.device import gdn as device
 from replay.kernels.triton.launch import bits, launched
 from replay.model import Problem
 
@@ -53,8 +53,8 @@ class Steps:
         launched(
             device.conv, (self.p.rows, -(-columns // CONV_BLOCK)), *(bits(x) for x in (t["qkvz"], t["ba"], weights, bias)),
             t["slots"], bits(state), state.stride(0), *(bits(x) for x in (qkv, t["z"], b, a)), g.k_heads, g.v_heads, g.head_dim,
-            g.conv_width, modes["conv_bias"], modes["reorder_input"] == "interleaved", modes["padding_z"] == "written", CONV_BLOCK,
-        )  # fmt: skip
+            g.conv_width, modes["conv_bias"], modes["reorder_input"] == "interleaved", modes["padding_z"] == "written",
+            CONV_BLOCK, )  # fmt: skip
 
     def recurrent(self, t: "Tensors", qkv: "T", b: "T", a: "T", rows: int = ROWS, warps: int = WARPS) -> None:
         """gdn.recurrent."""

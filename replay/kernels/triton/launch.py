@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 def launched(kernel: Any, grid: Sequence[int], *args: Any, warps: int = 4) -> None:
     """Launch without contraction of products and sums. The last thing a kernel is told is whether it runs on CUDA: there it is
-    launched while the one before still runs, for which it waits by itself (``arith_device.begin``)."""
+    launched while the one before still runs, for which it waits by itself (``device.arith.begin``)."""
     cuda = on_cuda(args[0])
     kernel[tuple(grid)](*args, cuda, num_warps=warps, enable_fp_fusion=False, **({"launch_pdl": True} if cuda else {}))
 

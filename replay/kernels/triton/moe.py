@@ -1,11 +1,11 @@
-"""Launch the MoE kernels in Triton: grids and sizes; the arithmetic is in ``moe_device.py``."""
+"""Launch the MoE kernels in Triton: grids and sizes; the arithmetic is in ``device/moe.py``."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from replay.kernels.gathered import gathered
-from replay.kernels.triton import moe_device as device
+from replay.kernels.triton.device import moe as device
 from replay.kernels.triton.launch import bits, launched, power_of_two, words
 from replay.model import Problem
 

@@ -1,4 +1,4 @@
-"""Launch the kernels of selection in Triton: chunks, groups and strides; the work is in ``topk_device.py``.
+"""Launch the kernels of selection in Triton: chunks, groups and strides; the work is in ``device/topk.py``.
 
 Rows are read by the stride that they have.
 """
@@ -6,7 +6,7 @@ Rows are read by the stride that they have.
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from replay.kernels.triton import topk_device as device
+from replay.kernels.triton.device import topk as device
 from replay.kernels.triton.launch import bits, launched, power_of_two
 from replay.model import Problem
 

@@ -1,8 +1,8 @@
 """The contract's arithmetic in Triton, for kernels that are to be equal to the bit.
 
 A kernel is launched with ``enable_fp_fusion=False``, or a product and a sum contract; divisions and roots are ``div_rn`` and
-``sqrt_rn``, since ``/`` and ``tl.sqrt`` are not correctly rounded on every device; exp and log go through f64. A sum of two operands
-may be any device's reduction, a sum of more only where every order is exact.
+``sqrt_rn``, since ``/`` and ``tl.sqrt`` are not correctly rounded on every device; exp and log go through f64. A sum of two
+operands may be any device's reduction, a sum of more only where every order is exact.
 """
 
 import triton
@@ -15,8 +15,8 @@ _TO_INTEGER = tl.constexpr(12582912.0)
 
 @triton.jit
 def begin(CUDA: tl.constexpr):
-    """What kernels begin with: on CUDA one is launched while the one before still runs, waits for all earlier ones to end, and then
-    lets the next be launched. One that reads before it waits finds what was written before its forerunner began."""
+    """What kernels begin with: on CUDA one is launched while the one before still runs, waits for all earlier ones to end, and
+    then lets the next be launched. One that reads before it waits finds what was written before its forerunner began."""
     if CUDA:
         gdc_wait()
         gdc_launch_dependents()
@@ -141,8 +141,8 @@ def scaled(acc, row, column, epilogue: tl.constexpr):
 def folded(lanes):
     """[N, 32] → [N, 32]: in every lane the sum of its row's, folded by 16, 8, 4, 2, 1 (``strided32_tree``).
 
-    From either side a sum of two is the same. Shuffled rather than reduced: where a row is one lane a thread, all of it stays in the
-    registers in which it lies.
+    From either side a sum of two is the same. Shuffled rather than reduced: where a row is one lane a thread, all of it stays
+    in the registers in which it lies.
     """
     k = tl.arange(0, 32)[None, :] + tl.zeros((lanes.shape[0], 1), tl.int32)
     lanes = lanes + tl.gather(lanes, k ^ 16, 1)

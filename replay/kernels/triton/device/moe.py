@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from replay.kernels.triton.arith_device import (
+from replay.kernels.triton.device.arith import (
     activated,
     begin,
     bf16_bits,
@@ -198,8 +198,8 @@ def layer_first(
     x, ids, w13, w13_scale, p, HIDDEN: tl.constexpr, INTER: tl.constexpr, TOP_K: tl.constexpr, COLUMNS: tl.constexpr,
     BLOCK: tl.constexpr, QUANT: tl.constexpr, EPILOGUE: tl.constexpr, ACT: tl.constexpr, CUDA: tl.constexpr,
 ):  # fmt: skip
-    """A program a pair and some columns of gate and up, activated, into p f32 [P, I]. Each quantises the token's row for itself, and
-    asks for its weights before it computes anything."""
+    """A program a pair and some columns of gate and up, activated, into p f32 [P, I]. Each quantises the token's row for
+    itself, and asks for its weights before it computes anything."""
     begin(CUDA)
     blocks: tl.constexpr = (INTER + COLUMNS - 1) // COLUMNS
     depth: tl.constexpr = HIDDEN // 4
@@ -231,8 +231,8 @@ def layer_second(
     COLUMNS: tl.constexpr, BLOCK: tl.constexpr, QUANT: tl.constexpr, EPILOGUE: tl.constexpr, CUDA: tl.constexpr,
 ):  # fmt: skip
     """Programs [block of columns, token]: the activations of the token's pairs quantised, against the columns' weights of the
-    experts in all slots, combined in order. It waits for the first half with its weights in registers: that had begun before this was
-    launched, and so all that is read up to there had been written."""
+    experts in all slots, combined in order. It waits for the first half with its weights in registers: that had begun before
+    this was launched, and so all that is read up to there had been written."""
     if CUDA:
         gdc_launch_dependents()
     token, column = tl.program_id(1), tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)

@@ -1,17 +1,17 @@
 """Selection in Triton: greedy in one launch, top-k in four small ones.
 
-A number and its column make one key, int64, larger for a larger number and, among equal ones, for a lower column: no two keys of a
-row are alike, so the k largest are one set. What is no number, or past the columns that count, is NOTHING.
+A number and its column make one key, int64, larger for a larger number and, among equal ones, for a lower column: no two keys
+of a row are alike, so the k largest are one set. What is no number, or past the columns that count, is NOTHING.
 
-Of rows cut into groups, K have a key as large as the K-th largest of the groups' largest, so none below it is chosen. Those that are
-not below are few, and each one's rank among them is its place.
+Of rows cut into groups, K have a key as large as the K-th largest of the groups' largest, so none below it is chosen. Those
+that are not below are few, and each one's rank among them is its place.
 """
 
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from replay.kernels.triton.arith_device import begin, widened
+from replay.kernels.triton.device.arith import begin, widened
 
 NOTHING = tl.constexpr(-(1 << 63))
 

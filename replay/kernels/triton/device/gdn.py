@@ -1,13 +1,13 @@
 """The GDN stages of decode in Triton, one token a sequence, in the contract's order.
 
-bf16 tensors come as int16, their bits. Lane l of a sum over K adds k = l, l + 32, … in turn, and lanes fold by halves; so rows are
-held in parts of 32 columns.
+bf16 tensors come as int16, their bits. Lane l of a sum over K adds k = l, l + 32, … in turn, and lanes fold by halves; so rows
+are held in parts of 32 columns.
 """
 
 import triton
 import triton.language as tl
 
-from replay.kernels.triton.arith_device import begin, bf16_bits, exp_cr, folded, folded_one, sigmoid, silu, widened
+from replay.kernels.triton.device.arith import begin, bf16_bits, exp_cr, folded, folded_one, sigmoid, silu, widened
 
 _EPS = tl.constexpr(1e-6)
 
