@@ -164,11 +164,11 @@ def at_least(base, count, threshold, SPAN: tl.constexpr):
 @triton.jit
 def choose_of_many(base, count, indices, K: tl.constexpr, SPAN: tl.constexpr):
     """The K largest of any number of keys, in the order in which they lie: the K-th is found bit by bit."""
-    threshold = tl.zeros((), tl.uint64)
-    for bit in range(64):
-        higher = threshold | (tl.full((), 1, tl.uint64) << (63 - bit).to(tl.uint64))
-        if at_least(base, count, higher, SPAN) >= K:
-            threshold = higher
+    threshold, bit = tl.zeros((), tl.uint64), tl.full((), NOTHING, tl.int64).to(tl.uint64, bitcast=True)
+    for _ in range(64):
+        if at_least(base, count, threshold | bit, SPAN) >= K:
+            threshold = threshold | bit
+        bit = bit >> 1
     written = tl.zeros((), tl.int32)
     for start in range(0, count, SPAN):
         at = start + tl.arange(0, SPAN)
