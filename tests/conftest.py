@@ -1,6 +1,7 @@
 """What tests share: where the lab's captures are, small cases, and running one kernel in this process."""
 
 import atexit
+import os
 import shutil
 import subprocess
 import sys
@@ -22,6 +23,12 @@ from replay.stages.vary import twin_of
 from tests.gdn import SMALL as SMALL_STATES
 from tests.gdn import state_case, state_file
 from tests.topk import logit_case
+
+# Triton decides when it is imported whether its own functions are interpreted; tests/kernels/test_triton.py wants them so.
+os.environ["TRITON_INTERPRET"] = "1"
+import triton.language  # noqa: F401  # see above
+
+del os.environ["TRITON_INTERPRET"]
 
 ROOT = Path(__file__).resolve().parent.parent
 LAB = ROOT.parent / "shared" / "captures" / "lab"

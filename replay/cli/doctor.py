@@ -1,6 +1,7 @@
 """``b70-replay doctor``: what this machine has, and which kernels can run here."""
 
 import platform
+from itertools import islice
 
 import click
 
@@ -33,10 +34,10 @@ def command(device: str, selftest: bool) -> int:
 
         click.echo(f"sycl        {queue(found.kind).device_name}")
     for kernel in registered().values():
-        why = next(lacking(kernel.needs), None)
+        why = [*islice(lacking(kernel.needs), 1)]
         if found.kind not in kernel.devices:
-            why = f"runs on {', '.join(kernel.devices)}"
-        click.echo(f"{kernel.id:<40} {'unavailable: ' + why if why else 'available'}")
+            why.append(f"runs on {', '.join(kernel.devices)}")
+        click.echo(f"{kernel.id:<52} {'unavailable: ' + '; '.join(why) if why else 'available'}")
     return 0
 
 

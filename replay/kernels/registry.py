@@ -29,10 +29,11 @@ def registered(load: Iterable[str] = (), read: Read | None = None) -> dict[str, 
     """
     from importlib.metadata import entry_points
 
-    from replay.kernels import eager, eager_gdn, eager_topk, sycl, triton
+    from replay.kernels import eager, eager_gdn, eager_topk, sycl, triton, xpu_kernels
 
     found: dict[str, Kernel] = {}
-    for provider in (eager.KERNELS, eager_gdn.KERNELS, eager_topk.KERNELS, sycl.KERNELS, triton.kernels()):
+    ours = (eager.KERNELS, eager_gdn.KERNELS, eager_topk.KERNELS, sycl.KERNELS, triton.kernels(), xpu_kernels.KERNELS)
+    for provider in ours:
         _add(found, provider, "b70-replay")
     for point in entry_points(group=ENTRY_POINTS):
         where = f"entry point {point.name}"
@@ -180,6 +181,10 @@ def missing(need: str) -> str | None:
         return None if shutil.which(what) else f"no command {what}"
     if kind == "variable":
         return None if os.environ.get(what) else f"{what} is not set"
+    if kind in ("op", "off"):
+        from replay.kernels import xpu_kernels
+
+        return xpu_kernels.lacking_op(what) if kind == "op" else xpu_kernels.switched_on(what)
     if need == "aspect:matrix":
         from replay.kernels.sycl.runtime import has_matrix_engine
 

@@ -42,8 +42,8 @@ def _what(g: Group) -> str:
 
 
 def lines(before: Result, after: Result) -> list[Line]:
-    """Every kernel and shape of either run, in the order of the first."""
-    a, b = ({_key(g): g for g in result.groups} for result in (before, after))
+    """Every kernel and shape of either run that could run in one of them, in the order of the first."""
+    a, b = ({_key(g): g for g in result.groups if g.exact != "UNAVAILABLE"} for result in (before, after))
     return [Line(_what(group), a.get(key), b.get(key)) for key, group in {**a, **b}.items()]
 
 

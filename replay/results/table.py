@@ -1,6 +1,6 @@
 """The table a run prints, and the same in Markdown."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 
 from tabulate import tabulate
@@ -163,7 +163,7 @@ def _tail(result: Result, where: str) -> list[str]:
     held = next((HELD[g.stage.partition(".")[0]] for g in result.groups), "captured rows")
     tail.append(f"{held} {result.origin}; drawn from seeds: {', '.join(result.drawn)}.")
     if missing := unavailable(result):
-        tail.append("unavailable: " + ", ".join(f"{k} ({why.partition(' [')[0]})" for k, why in missing.items()))
+        tail.append("unavailable: " + ", ".join(providers_text(missing)))
     if not result.finished:
         tail.append(f"unfinished: `b70-replay run --resume {where}` goes on.")
     if result.quick:
@@ -188,6 +188,15 @@ def machine_text(before: Machine, after: Machine) -> str:
             ]
             told.append(f"{name} {' → '.join(dict.fromkeys(texts))}")
     return "telemetry: " + "; ".join([*told, *([", ".join(unknown) + " unknown"] if unknown else [])]) + "."
+
+
+def providers_text(missing: Mapping[str, str]) -> Iterator[str]:
+    """A kernel and why it is unavailable; those of one provider with one reason together, by their number."""
+    alike: dict[tuple[str, str], list[str]] = {}
+    for kernel, why in missing.items():
+        alike.setdefault((kernel.partition(":")[0], why.partition(" [")[0]), []).append(kernel)
+    for (provider, why), kernels in alike.items():
+        yield f"{kernels[0]} ({why})" if len(kernels) == 1 else f"{provider}, {len(kernels)} kernels ({why})"
 
 
 def unavailable(result: Result) -> dict[str, str]:

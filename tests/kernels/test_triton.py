@@ -1,5 +1,6 @@
 """Kernels in Triton, interpreted: the oracle's bits in their modes, on odd sizes and edges. What a GPU makes of them is measured apart."""
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -36,8 +37,11 @@ CONV_MODES = [
 
 @pytest.fixture(autouse=True)
 def interpreted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A CPU is among the devices; numpy is silent about what the contract lets overflow."""
+    """A CPU is among the devices, and device code is imported to be interpreted; numpy is silent about what the contract lets
+    overflow."""
     monkeypatch.setenv("TRITON_INTERPRET", "1")
+    for module in [name for name in sys.modules if name.startswith("replay.kernels.triton.")]:
+        monkeypatch.delitem(sys.modules, module)
     with np.errstate(all="ignore"):
         yield
 
