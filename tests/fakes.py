@@ -15,6 +15,7 @@ import torch
 from replay.kernels.adapters import BINDINGS
 from replay.oracle import gdn as gdn_oracle
 from replay.oracle import moe as moe_oracle
+from replay.oracle import router as router_oracle
 from replay.oracle import topk as topk_oracle
 from replay.oracle.gdn import Heads, Modes
 from replay.oracle.moe import ExpertRows
@@ -314,6 +315,22 @@ def top_k_per_row_decode(a: Arguments) -> None:
     _fill(indices, topk_oracle.rows(topk_oracle.canonical(to_numpy(logits)), valid, a["topK"]), "i32")
 
 
+def topk_softmax(a: Arguments) -> None:
+    """The k largest of a softmax, and which of the expanded rows each is: slot · tokens + token."""
+    x = _tensor(a, "gating_output", "float32 bfloat16", None, None)
+    weights = _tensor(a, "topk_weights", "float32", len(x), None)
+    ids, expanded = (_tensor(a, name, "int32", *weights.shape) for name in ("topk_indices", "token_expert_indices"))
+    _is(weights.shape[1] <= x.shape[1], "topk_weights", f"at most {x.shape[1]} columns", weights.shape[1])
+    _is(type(a["renormalize"]) is bool, "renormalize", "a flag", a["renormalize"])
+    bias = None if a["bias"] is None else to_numpy(_tensor(a, "bias", "float32", x.shape[1]))
+    padding = None if a["is_padding"] is None else _tensor(a, "is_padding", "bool", len(x)).numpy()
+    _apart(a, "topk_indices", "token_expert_indices")
+    p, chosen = router_oracle.route(to_numpy(x.float()), bias, padding, weights.shape[1], renormalize=a["renormalize"])
+    _fill(weights, p, "f32")
+    _fill(ids, chosen, "i32")
+    _fill(expanded, np.arange(chosen.size, dtype=np.int32).reshape(chosen.shape[::-1]).T, "i32")
+
+
 FAKES: Mapping[str, Callable[[Arguments], Any]] = {
     "_moe_C::remap_hidden_states": remap_hidden_states,
     "_moe_C::moe_gather": moe_gather,
@@ -327,6 +344,7 @@ FAKES: Mapping[str, Callable[[Arguments], Any]] = {
     "_xpu_C::gated_delta_rule_non_spec": gated_delta_rule_non_spec,
     "_xpu_C::gdn_attention": gdn_attention,
     "_C::top_k_per_row_decode": top_k_per_row_decode,
+    "_moe_C::topk_softmax": topk_softmax,
 }
 
 

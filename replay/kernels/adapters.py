@@ -273,6 +273,20 @@ _TOP_K = Binding(
 )  # fmt: skip
 
 
+_SOFTMAX = Binding(
+    op="_moe_C::topk_softmax", stage="topk.router", variant="topk_softmax",
+    schema="(Tensor! topk_weights, Tensor! topk_indices, Tensor! token_expert_indices, Tensor gating_output, bool renormalize, "
+    "Tensor? bias, Tensor? is_padding) -> ()",
+    arguments={
+        "topk_weights": Is("topk_weights"), "topk_indices": Is("topk_ids"),
+        "token_expert_indices": Room("int32", lambda p: (p.rows, p.geometry.top_k)), "gating_output": Is("gating_output"),
+        "renormalize": _problem(lambda p: p.mode("renormalize") == "on"), "bias": Value(lambda p, t: t.get("bias")),
+        "is_padding": Value(lambda p, t: t["is_padding"].bool() if "is_padding" in t else None),
+    },
+    writes=("topk_weights", "topk_indices", "token_expert_indices"),
+)  # fmt: skip
+
+
 BINDINGS: Mapping[str, Binding] = {
     b.name: b
     for b in (
@@ -286,6 +300,7 @@ BINDINGS: Mapping[str, Binding] = {
         _DELTA,
         _ATTENTION,
         _TOP_K,
+        _SOFTMAX,
     )
 }
 

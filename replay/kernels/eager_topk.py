@@ -4,7 +4,7 @@ which would pick it, sees it."""
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from replay.kernels.eager_common import eager_kernel
+from replay.kernels.eager_common import eager_kernel, exp_cr, strided32_tree
 from replay.model import Problem
 
 if TYPE_CHECKING:
@@ -18,7 +18,11 @@ if TYPE_CHECKING:
 NO_KEY = -(1 << 31)  # below −inf's
 
 
-KERNELS = (eager_kernel("topk.greedy", __name__, "prepare_greedy"), eager_kernel("topk.rows", __name__, "prepare_rows"))
+KERNELS = (
+    eager_kernel("topk.greedy", __name__, "prepare_greedy"),
+    eager_kernel("topk.rows", __name__, "prepare_rows"),
+    eager_kernel("topk.router", __name__, "prepare_router", graph_safe=True),
+)
 
 
 def keys(logits: "T") -> "T":
@@ -61,5 +65,33 @@ def prepare_rows(problem: Problem, weights: "Tensors") -> "Run":
         found, chosen = ordered.topk(min(k, columns), dim=1)
         t["indices"].fill_(-1)
         t["indices"][:, : chosen.shape[1]] = torch.where(found == NO_KEY, -1, chosen).int()
+
+    return run
+
+
+def prepare_router(problem: Problem, weights: "Tensors") -> "Run":
+    """topk.router: a stable sort of the keys of p + bias."""
+    import torch
+
+    k, renormalize = problem.geometry.top_k, problem.mode("renormalize") == "on"
+
+    def run(t: "Tensors") -> None:
+        x = t["gating_output"].float()
+        e = exp_cr(x - x.amax(1, keepdim=True))
+        total = strided32_tree(e)
+        p = e * (torch.ones_like(total) / total)[:, None]
+        score = p + t["bias"] if "bias" in t else p
+        ids = keys(score).sort(dim=1, descending=True, stable=True)[1][:, :k]
+        chosen = p.gather(1, ids)
+        if renormalize:
+            total = torch.zeros_like(total)
+            for j in range(k):
+                total = total + chosen[:, j]
+            chosen = chosen / total[:, None]
+        if "is_padding" in t:
+            padded = (t["is_padding"] != 0)[:, None]
+            chosen, ids = torch.where(padded, 0.0, chosen), torch.where(padded, -1, ids)
+        t["topk_weights"].copy_(chosen)
+        t["topk_ids"].copy_(ids.int())
 
     return run

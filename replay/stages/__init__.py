@@ -9,10 +9,11 @@ from replay.errors import InputError
 from replay.model import Geometry, Problem
 from replay.stages.gdn import STAGES as _GDN
 from replay.stages.moe import STAGES as _MOE
+from replay.stages.router import STAGES as _ROUTER
 from replay.stages.stage import COUNT, Stage
 from replay.stages.topk import STAGES as _TOPK
 
-STAGES: dict[str, Stage] = {stage.name: stage for stage in (*_MOE, *_GDN, *_TOPK)}
+STAGES: dict[str, Stage] = {stage.name: stage for stage in (*_MOE, *_GDN, *_TOPK, *_ROUTER)}
 
 
 def matching(globs: Iterable[str]) -> list[Stage]:

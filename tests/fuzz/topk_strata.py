@@ -16,11 +16,13 @@ TOPK = tuple(name for name in STAGES if name.startswith("topk."))
 KINDS = ("plain", "ties", "nan", "all nan", "infinities", "zeros", "equal", "narrow", "rising")
 WANTED = (*KINDS[1:], "bf16", "f32", "one row", "64 rows", "one column", "odd size")
 ROWS = ("shard", "next_n", "k=1", "k over 64", "k over all")
+ROUTER = ("bias", "padding", "renormalize")
 
 
 def draw(choices: Choices, stage: str) -> Drawn:
     """One random case of a stage; its rows' kinds are among the strata."""
-    rows, vocab = choices.pick((1, 1, 2, 3, 4, 6, 12, 64)), choices.pick((1, 2, 8, 31, 64, 100, 257, 1000, 1024, 9000))
+    sizes = (256, 257, 1000) if stage == "topk.router" else (1, 2, 8, 31, 64, 100, 257, 1000, 1024, 9000)
+    rows, vocab = choices.pick((1, 1, 2, 3, 4, 6, 12, 64)), choices.pick(sizes)
     if rows == 64:
         vocab = min(vocab, 257)
     seed = choices.integer(0, 1 << 30)
@@ -32,14 +34,16 @@ def draw(choices: Choices, stage: str) -> Drawn:
             modes["shard"] = choices.pick(("0/2", "1/2"))
         modes["k"] = str(choices.pick((1, 5, 20, 64, 65, 200, 2048)))
         modes["next_n"] = str(choices.pick([n for n in (1, 1, 2, 3) if rows % n == 0]))
-    else:
+    elif stage == "topk.greedy":
         modes["index"] = choices.pick(("i64", "i32"))
+    else:
+        modes |= {name: choices.pick(("on", "off")) for name in ROUTER}
     case = logit_case(stage, _folder(), rn_bf16(x) if bf16 else x, **modes)
     k = int(modes.get("k", 0))
     strata = {
         "bf16": bf16, "f32": not bf16, "one row": rows == 1, "64 rows": rows == 64, "one column": vocab == 1,
         "odd size": vocab % 16 != 0, "shard": "shard" in modes, "next_n": modes.get("next_n", "1") != "1", "k=1": k == 1,
-        "k over 64": k > 64, "k over all": k > vocab,
+        "k over 64": k > 64, "k over all": k > vocab, **{name: modes.get(name) == "on" for name in ROUTER},
     }  # fmt: skip
     return Drawn(case, "lengths", frozenset(kinds) | {name for name, holds in strata.items() if holds})
 
@@ -87,4 +91,6 @@ def special(inputs: dict[str, Any], values: str) -> dict[str, Any]:
 
 def wanted(stage: str) -> tuple[str, ...]:
     """The strata that a stage's cases can be of."""
+    if stage == "topk.router":
+        return (*(name for name in WANTED if name not in ("one column", "odd size")), *ROUTER)
     return WANTED + (ROWS if stage == "topk.rows" else ())

@@ -86,6 +86,14 @@ def test_greedy(modes: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     bitwise("triton:topk.greedy:single_pass", make_case("topk.greedy", tokens=3, **modes))
 
 
+@pytest.mark.parametrize(
+    "modes", [{}, {"bias": "on", "padding": "on", "logits": "bf16"}, {"renormalize": "off"}], ids=["default", "all", "raw"]
+)
+def test_router(modes: dict[str, str]) -> None:
+    """Softmax, choice and weights."""
+    bitwise("triton:topk.router:rows", make_case("topk.router", tokens=3, **modes))
+
+
 @pytest.mark.parametrize("k", [5, 12])
 def test_rows_in_small_pieces(k: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Groups that end inside a program's step, more candidates than are ranked, fewer numbers than k, two rows a sequence."""

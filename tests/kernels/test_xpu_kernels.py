@@ -51,6 +51,7 @@ def test_an_adapter_gives_the_oracles_bits(name: str, calls: list[dict[str, Any]
         ("gdn.conv:causal_conv1d_non_spec", {"conv_bias": "bias_last", "reorder_input": "interleaved"}),
         ("gdn.step:gdn_attention", {"ssm_state": "bf16", "dt_bias": "bf16", "conv_slot_stride": "1999"}),
         ("topk.rows:top_k_per_row_decode", {"k": "7", "next_n": "2"}),
+        ("topk.router:topk_softmax", {"bias": "on", "padding": "on", "renormalize": "off", "logits": "bf16"}),
     ],
 )  # fmt: skip
 def test_an_adapter_in_other_modes(name: str, modes: dict[str, str], calls: list[dict[str, Any]], tmp_path: Path) -> None:

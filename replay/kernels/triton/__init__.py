@@ -52,4 +52,5 @@ def _others(devices: tuple[str, ...]) -> Iterator[Kernel]:
     yield kernel("gdn.recurrent:rows", 1, "a program a token, v-head and some rows of its state", _DECODE)
     yield kernel("gdn.step:staged", 2, "conv, then recurrence", _DECODE)
     yield kernel("topk.greedy:single_pass", 1, "a program a chunk of a row; the last one hands the token over")
+    yield kernel("topk.router:rows", 1, "a program a row: softmax, then one of the k largest after the other")
     yield kernel("topk.rows:groups", 4, "no key below the k-th of the groups' largest is chosen")

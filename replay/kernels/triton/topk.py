@@ -6,6 +6,7 @@ Rows are read by the stride that they have.
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from replay.kernels.gathered import gathered
 from replay.kernels.triton.device import topk as device
 from replay.kernels.triton.launch import bits, launched, power_of_two
 from replay.model import Problem
@@ -74,5 +75,22 @@ def prepare_rows_groups(problem: Problem, weights: "Tensors") -> "Run":
         pieces = -(-columns // CHUNK)
         launched(device.collect, (pieces, rows), *given, least, candidates, found, CHUNK, next_n, is_bf16)
         launched(device.place, (groups // BLOCK, rows), candidates, columns, found, t["indices"], k, groups, BLOCK, SPAN)
+
+    return run
+
+
+def prepare_router_rows(problem: Problem, weights: "Tensors") -> "Run":
+    """topk.router in one launch."""
+    g, modes = problem.geometry, dict(problem.modes)
+    parts = power_of_two(-(-g.experts // 32))
+    flags = (modes["logits"] == "bf16", modes["bias"] == "on", modes["padding"] == "on", modes["renormalize"] == "on")
+
+    def run(tensors: "Tensors") -> None:
+        t = gathered(tensors, ()) if problem.layout != "contiguous" else tensors
+        x = t["gating_output"]
+        launched(
+            device.router, (problem.rows,), _logits(x), t.get("bias", x), t.get("is_padding", x), t["topk_weights"],
+            t["topk_ids"], g.experts, parts, g.top_k, power_of_two(g.top_k), *flags,
+        )  # fmt: skip
 
     return run

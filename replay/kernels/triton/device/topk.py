@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from replay.kernels.triton.device.arith import begin, widened
+from replay.kernels.triton.device.arith import begin, exp_cr, folded, widened
 
 NOTHING = tl.constexpr(-(1 << 63))
 
@@ -22,10 +22,15 @@ def keys_of(logits, row, stride, column, columns, BF16: tl.constexpr):
     x = tl.load(logits + row * stride + column, column < columns, 0)
     if BF16:
         x = widened(x)
+    return tl.where((x == x) & (column < columns), key_of(x, column), NOTHING)
+
+
+@triton.jit
+def key_of(x, column):
+    """Of numbers and their columns."""
     bits = (x + 0.0).to(tl.int32, bitcast=True)  # −0.0 is +0.0
     ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)
-    key = (ordered.to(tl.int64) << 32) | (0x7FFFFFFF - column).to(tl.int64)
-    return tl.where((x == x) & (column < columns), key, NOTHING)
+    return (ordered.to(tl.int64) << 32) | (0x7FFFFFFF - column).to(tl.int64)
 
 
 @triton.jit
@@ -176,3 +181,50 @@ def choose_of_many(base, count, indices, K: tl.constexpr, SPAN: tl.constexpr):
         chosen = ((at < count) & ((key ^ NOTHING).to(tl.uint64, bitcast=True) >= threshold)).to(tl.int32)
         tl.store(indices + written + tl.cumsum(chosen, 0) - 1, column_of(key).to(tl.int32), chosen > 0)
         written += tl.sum(chosen, 0)
+
+
+@triton.jit
+def router(
+    gating, bias, is_padding, weights, ids, EXPERTS: tl.constexpr, PARTS: tl.constexpr, K: tl.constexpr, BLOCK: tl.constexpr,
+    BF16: tl.constexpr, BIASED: tl.constexpr, PADDED: tl.constexpr, RENORMALIZE: tl.constexpr, CUDA: tl.constexpr,
+):  # fmt: skip
+    """A program a row, its logits in PARTS of 32 lanes: the softmax, and then one of the k largest after the other."""
+    begin(CUDA)
+    row, lane, slot = tl.program_id(0).to(tl.int64), tl.arange(0, 32), tl.arange(0, BLOCK)
+    column = tl.arange(0, PARTS)[:, None] * 32 + lane[None, :]
+    there = column < EXPERTS
+    x = tl.load(gating + row * EXPERTS + column, there, 0)
+    if BF16:
+        x = widened(x)
+    largest = tl.max(tl.max(tl.where(there, x, float("-inf")), 1), 0)
+    nan = tl.max(tl.max((x != x).to(tl.int32), 1), 0) > 0
+    e = tl.where(there, exp_cr(x - largest), 0.0)
+    lanes = tl.zeros((1, 32), tl.float32)
+    for part in tl.static_range(PARTS):
+        # One part's terms among zeros: their sum is they.
+        mine = tl.arange(0, PARTS)[:, None] == part
+        lanes = lanes + tl.sum(tl.where(mine, e, 0.0), axis=0)[None, :]
+    p = e * tl.div_rn(1.0, tl.max(tl.max(folded(lanes), 1), 0))
+    p = tl.where(nan, float("nan"), p)
+    score = p
+    if BIASED:
+        score = p + tl.load(bias + column, there, 0.0)
+    # A NaN is below all numbers, and among its like the lower id is first as well.
+    lowest = (0x7FFFFFFF - column).to(tl.int64) - 0x7FFFFFFFFFFFFFFF
+    key = tl.where(there, tl.where(score == score, key_of(score, column), lowest), NOTHING)
+    chosen, found, total = tl.zeros((BLOCK,), tl.float32), tl.zeros((BLOCK,), tl.int32), tl.zeros((), tl.float32)
+    for j in tl.static_range(K):
+        best = tl.max(tl.max(key, 1), 0)
+        at = key == best
+        weight = tl.sum(tl.sum(tl.where(at, p, 0.0), 1), 0)
+        id = tl.max(tl.max(tl.where(at, column, 0), 1), 0)
+        chosen, found = tl.where(slot == j, weight, chosen), tl.where(slot == j, id, found)
+        total = total + weight
+        key = tl.where(at, NOTHING, key)
+    if RENORMALIZE:
+        chosen = tl.div_rn(chosen, total)
+    if PADDED:
+        padded = tl.load(is_padding + row) != 0
+        chosen, found = tl.where(padded, 0.0, chosen), tl.where(padded, -1, found)
+    tl.store(weights + row * K + slot, chosen, slot < K)
+    tl.store(ids + row * K + slot, found, slot < K)
