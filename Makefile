@@ -11,7 +11,7 @@ STAMP := $(VENV)/.made-from
 WANT := $(shell cat setup.cfg $(CONSTRAINTS) | sha256sum | cut -c1-16) $(TORCH_INDEX)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv bench-moe bench-gdn bench-topk bench-peers test fuzz-exact mutate-oracle simulate-timing soak-resume isa lint captures bench-self clean
+.PHONY: help venv bench-moe bench-gdn bench-topk bench-peers bench-gpu test fuzz-exact mutate-oracle simulate-timing soak-resume isa lint captures bench-self clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -61,6 +61,10 @@ simulate-timing: venv ## the statistics on times whose truth is known: false cla
 bench-peers: ## our MoE layers and GDN recurrence beside vLLM's on a CPU: PEERS_PYTHON=/path/to/python; two minutes
 	@PYTHONPATH=. $(PEERS_PYTHON) bench/self/peers.py
 	@PYTHONPATH=. $(PEERS_PYTHON) bench/self/gdn_peers.py
+
+# An environment of its own, with torch for that GPU: see docs/gpu.md.
+bench-gpu: ## kernels in Triton on a GPU, beside vLLM's, fla's and torch's: GPU_PYTHON=… [DEVICE=cuda] [FOLDER=…]; ten minutes
+	@bash bench/self/gpu.sh $(or $(DEVICE),cuda) $(or $(FOLDER),bench/results/gpu) $(or $(GPU_PYTHON),python3)
 
 soak-resume: venv ## kill a run at twenty moments and resume it (1 in make test); about 3 minutes
 	@B70_KILLS=20 $(BIN)/python -m pytest tests/session/test_resume.py -k moments

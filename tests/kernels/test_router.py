@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from replay.kernels import eager_topk
 from replay.model import Exact, Inexact, Problem
