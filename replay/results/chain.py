@@ -7,6 +7,7 @@ import numpy as np
 from tabulate import tabulate
 
 from replay.results.report import render, svg
+from replay.results.table import providers_text
 from replay.studies.curves import CONTRACT, Chain, Curve
 
 SHOWN = (1, 10, 100, 1000, 10_000)  # steps that have a column
@@ -24,9 +25,9 @@ def text(chain: Chain, *, markdown: bool = False) -> str:
 
 
 def tables(chain: Chain) -> Iterator[tuple[str, list[Curve]]]:
-    """(title, curves) of every case."""
+    """(title, curves of what could run) of every case; the contract's own is the first."""
     for case, curves in groupby(chain.curves, key=lambda c: c.case):
-        found = list(curves)
+        found = [c for c in curves if c.status != "UNAVAILABLE"]
         stage, layer, captured = case.partition("@")[0], found[0].layer, chain.captured.get(case, 0)
         inputs = f"inputs of {captured} captured" + (", the others drawn" if captured < chain.steps else "")
         state = f"{found[0].dtype} state"
@@ -44,8 +45,6 @@ def cells(curve: Curve, chain: Chain) -> list[str]:
     right = curve.differs - 1 if curve.differs else taken
     whole = "budgeted" if curve.budgeted else "BITWISE"
     bits = "–" if curve.kernel == CONTRACT else whole if right == chain.steps else f"to step {right}" if right else "none"
-    if curve.status in ("UNAVAILABLE", "MISTRUSTED"):
-        bits = ""
     after = [f"{curve.state_ulp[n - 1]:.3g}" if n <= len(curve.state_ulp) else "" for n in _shown(chain)]
     told = ": ".join(part for part in (curve.status, curve.detail) if part)
     known = taken > 0
@@ -53,7 +52,7 @@ def cells(curve: Curve, chain: Chain) -> list[str]:
     largest = f"{max(curve.state_ulp):.3g}" if known else ""
     return [
         curve.kernel,
-        "" if curve.status in ("UNAVAILABLE", "MISTRUSTED") else bits,
+        "" if curve.status == "MISTRUSTED" else bits,
         *after,
         largest,
         beyond if known else "",
@@ -67,11 +66,17 @@ def _shown(chain: Chain) -> list[int]:
 
 def notes(chain: Chain) -> list[str]:
     """What holds for all of it."""
-    return ["interrupted: this is what was found by then"] * chain.interrupted + [
-        "ulp at a step: the largest |state − f64|, in ulp of the state's dtype at the largest element of its row. Beyond the "
-        "contract: how much farther from f64 a kernel was than it at the same step, in any head, in states or output "
-        f"(limit {chain.max_scaled_ulp:g})."
-    ]
+    missing = {c.kernel: c.detail for c in chain.curves if c.status == "UNAVAILABLE"}
+    unavailable = ["unavailable: " + ", ".join(providers_text(missing))] if missing else []
+    return (
+        ["interrupted: this is what was found by then"] * chain.interrupted
+        + unavailable
+        + [
+            "ulp at a step: the largest |state − f64|, in ulp of the state's dtype at the largest element of its row. Beyond the "
+            "contract: how much farther from f64 a kernel was than it at the same step, in any head, in states or output "
+            f"(limit {chain.max_scaled_ulp:g})."
+        ]
+    )
 
 
 def page(chain: Chain, folder: str) -> str:
