@@ -68,15 +68,13 @@ def notes(chain: Chain) -> list[str]:
     """What holds for all of it."""
     missing = {c.kernel: c.detail for c in chain.curves if c.status == "UNAVAILABLE"}
     unavailable = ["unavailable: " + ", ".join(providers_text(missing))] if missing else []
-    return (
-        ["interrupted: this is what was found by then"] * chain.interrupted
-        + unavailable
-        + [
-            "ulp at a step: the largest |state − f64|, in ulp of the state's dtype at the largest element of its row. Beyond the "
-            "contract: how much farther from f64 a kernel was than it at the same step, in any head, in states or output "
-            f"(limit {chain.max_scaled_ulp:g})."
-        ]
-    )
+    return [
+        *["interrupted: this is what was found by then"] * chain.interrupted,
+        *unavailable,
+        "ulp at a step: the largest |state − f64|, in ulp of the state's dtype at the largest element of its row. Beyond the "
+        "contract: how much farther from f64 a kernel was than it at the same step, in any head, in states or output "
+        f"(limit {chain.max_scaled_ulp:g}).",
+    ]
 
 
 def page(chain: Chain, folder: str) -> str:
