@@ -1,17 +1,15 @@
 """Launch the GDN kernels in Triton: grids, strides and modes; the arithmetic is in ``device/gdn.py``."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING
 
-from replay.kernels.gathered import gathered
 from replay.kernels.triton.device import gdn as device
-from replay.kernels.triton.launch import bits, launched
+from replay.kernels.triton.launch import bits, floats, launched, prepared
 from replay.model import Problem
 
 if TYPE_CHECKING:
     import torch
-
-    from replay.kernels.registry import Run
 
     T = torch.Tensor
     Tensors = Mapping[str, T]
@@ -19,13 +17,6 @@ if TYPE_CHECKING:
 CONV_BLOCK = 256
 ROWS, WARPS = 16, 2  # of V in a program: many small ones keep memory busy where there are few sequences
 _TABLES = ("conv_state", "ssm_state")
-
-
-def _stored(t: "T") -> "T":
-    """A state table as device code reads it."""
-    import torch
-
-    return bits(t) if t.dtype == torch.bfloat16 else t
 
 
 class Steps:
@@ -59,12 +50,11 @@ class Steps:
     def recurrent(self, t: "Tensors", qkv: "T", b: "T", a: "T", rows: int = ROWS, warps: int = WARPS) -> None:
         """gdn.recurrent."""
         import numpy as np
-        import torch
 
         g, modes, state, dt_bias = self.g, self.modes, t["ssm_state"], t["dt_bias"]
         launched(
             device.recurrent, (g.head_dim // rows, g.v_heads, self.p.rows), *(bits(x) for x in (qkv, a, b)), t["A_log"],
-            bits(dt_bias) if dt_bias.dtype == torch.bfloat16 else dt_bias, t["slots"], _stored(state), state.stride(0),
+            floats(dt_bias), t["slots"], floats(state), state.stride(0),
             bits(t["core_attn_out"]), g.k_heads, g.v_heads, g.head_dim, modes["l2norm"], modes["softplus"] == "softplus_log1p",
             modes["dt_bias"] == "bf16", modes["ssm_state"] == "bf16", modes["state_layout"] == "k_v", rows,
             float(np.float32(g.head_dim**-0.5)), warps=warps,
@@ -79,17 +69,7 @@ class Steps:
         self.recurrent(t, qkv, b, a)
 
 
-def _prepare(step: Callable[[Steps, "Tensors"], None]) -> Callable[..., "Run"]:
-    def prepare(problem: Problem, weights: "Tensors") -> "Run":
-        steps = Steps(problem)
-        strided = problem.layout != "contiguous"
-
-        def run(tensors: "Tensors") -> None:
-            step(steps, gathered(tensors, _TABLES) if strided else tensors)
-
-        return run
-
-    return prepare
+_prepare = partial(prepared, Steps, _TABLES)
 
 
 prepare_conv_channels = _prepare(lambda s, t: s.conv(t, t["qkv"], t["b"], t["a"]))

@@ -2,17 +2,15 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
-from replay.kernels.gathered import gathered
 from replay.kernels.triton.device import moe as device
-from replay.kernels.triton.launch import bits, launched, power_of_two, words
+from replay.kernels.triton.launch import bits, launched, power_of_two, prepared, words
 from replay.model import Problem
 
 if TYPE_CHECKING:
     import torch
-
-    from replay.kernels.registry import Run
 
     T = torch.Tensor
     Tensors = Mapping[str, T]
@@ -165,17 +163,7 @@ class Steps:
 # ---------------------------------------------------------------- stages
 
 
-def _prepare(step: Callable[[Steps, "Tensors"], None]) -> Callable[..., "Run"]:
-    def prepare(problem: Problem, weights: "Tensors") -> "Run":
-        steps = Steps(problem)
-        strided = problem.layout != "contiguous"
-
-        def run(tensors: "Tensors") -> None:
-            step(steps, gathered(tensors, _LEFT) if strided else tensors)
-
-        return run
-
-    return prepare
+_prepare = partial(prepared, Steps, _LEFT)
 
 
 def _route(s: Steps, t: "Tensors") -> None:

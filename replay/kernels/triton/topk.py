@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from replay.kernels.gathered import gathered
 from replay.kernels.triton.device import topk as device
-from replay.kernels.triton.launch import bits, launched, power_of_two
+from replay.kernels.triton.launch import floats, launched, power_of_two
 from replay.model import Problem
 
 if TYPE_CHECKING:
@@ -24,13 +24,6 @@ GROUPS = 256  # of a row at least; twice k, or too many keys pass the K-th large
 BLOCK, SPAN = 32, 128  # keys that a program ranks, and that it compares them with at once
 
 
-def _logits(t: "T") -> "T":
-    """Rows as device code reads them."""
-    import torch
-
-    return bits(t) if t.dtype == torch.bfloat16 else t
-
-
 def prepare_greedy_single_pass(problem: Problem, weights: "Tensors") -> "Run":
     """topk.greedy in one launch."""
     import torch
@@ -44,7 +37,7 @@ def prepare_greedy_single_pass(problem: Problem, weights: "Tensors") -> "Run":
             kept["best"] = torch.full((rows,), device.NOTHING.value, dtype=torch.int64, device=logits.device)
             kept["arrived"] = torch.zeros(rows, dtype=torch.int32, device=logits.device)
         launched(
-            device.greedy, (-(-columns // CHUNK), rows), _logits(logits), logits.stride(0), columns, t["slots"], kept["best"],
+            device.greedy, (-(-columns // CHUNK), rows), floats(logits), logits.stride(0), columns, t["slots"], kept["best"],
             kept["arrived"], t["token"], t["next_input_ids"], CHUNK, CHUNK, problem.mode("logits") == "bf16",
         )  # fmt: skip
 
@@ -68,7 +61,7 @@ def prepare_rows_groups(problem: Problem, weights: "Tensors") -> "Run":
             kept["found"] = torch.empty(rows, dtype=torch.int32, device=logits.device)
         largest, candidates, least, found = kept.values()
         chunks = min(groups, power_of_two(-(-columns // CHUNK)))
-        given = (_logits(logits), logits.stride(0), columns, t["seq_lens"])
+        given = (floats(logits), logits.stride(0), columns, t["seq_lens"])
         of, length = groups // chunks, -(-columns // groups)
         launched(device.group_maxima, (chunks, rows), *given, largest, length, of, max(CHUNK // of, 1), next_n, is_bf16)
         launched(device.least_of_groups, (groups // BLOCK, rows), largest, least, found, k, groups, BLOCK, SPAN)
@@ -89,7 +82,7 @@ def prepare_router_rows(problem: Problem, weights: "Tensors") -> "Run":
         t = gathered(tensors, ()) if problem.layout != "contiguous" else tensors
         x = t["gating_output"]
         launched(
-            device.router, (problem.rows,), _logits(x), t.get("bias", x), t.get("is_padding", x), t["topk_weights"],
+            device.router, (problem.rows,), floats(x), t.get("bias", x), t.get("is_padding", x), t["topk_weights"],
             t["topk_ids"], g.experts, parts, g.top_k, power_of_two(g.top_k), *flags,
         )  # fmt: skip
 
