@@ -23,6 +23,7 @@ from replay.oracle.quant import quantize
 from replay.session.buffers import to_numpy, to_torch
 
 Arguments = Mapping[str, Any]
+EXPERTS, INTER = 8, 24  # of the tests' layers: what an operation is told and its tensors do not show
 
 
 class Refused(ValueError):
@@ -114,7 +115,7 @@ def moe_gather(a: Arguments) -> None:
     y = _tensor(a, "moe_output", "bfloat16", weights.numel(), hidden)
     places = _tensor(a, "unpermuted_row_to_permuted_row", "int32", *weights.shape)
     _is(int(places.max()) < len(y), "unpermuted_row_to_permuted_row", f"rows under {len(y)}", int(places.max()))
-    _is(a["num_experts"] == 8, "num_experts", "8, as the tests have", a["num_experts"])
+    _number(a, "num_experts", EXPERTS)
     _fill(out, moe_oracle.combine(to_numpy(y), to_numpy(places), to_numpy(weights), "off"), "bf16")
 
 
@@ -196,6 +197,38 @@ def grouped_topk8(a: Arguments) -> torch.Tensor:
     right = bool((places[here] < len(owners)).all()) and np.array_equal(owners[places[here]], ids[here])
     _is(right, "unpermuted_row_to_permuted_row", "places grouped by expert", "others")
     return _grouped(a, offsets)
+
+
+def int8_gemm_w8a8(a: Arguments) -> torch.Tensor:
+    """One dense product."""
+    depth, width = _tensor(a, "B", "int8", None, None).shape
+    rows = _tensor(a, "A", "int8", None, depth)
+    row, column = _tensor(a, "A_scale", "float32", len(rows)), _tensor(a, "B_scale", "float32", width)
+    _is(a["out_dtype"] == torch.bfloat16, "out_dtype", "bfloat16", a["out_dtype"])
+    bias = None if a["bias"] is None else to_numpy(_tensor(a, "bias", "float32", width))
+    acc = moe_oracle.int8_matmul(to_numpy(rows), to_numpy(a["B"]))
+    return to_torch(moe_oracle.epilogue(acc, to_numpy(row), to_numpy(column), "row_then_col", bias), "bf16")
+
+
+def fused_moe_prologue(a: Arguments) -> None:
+    """Offsets and places, each in its part of the workspace."""
+    _counts(a, "hidden_size", "inter_size", "ep_rank", "ep_size", "num_experts_on_rank")
+    tokens = len(_tensor(a, "input", "int8", None, a["hidden_size"]))
+    _tensor(a, "input_scales", "float32", tokens)
+    ids = _tensor(a, "token_selected_experts", "int64", tokens, None)
+    _tensor(a, "token_final_scales", "float32", *ids.shape)
+    for name, want in (("ep_rank", 0), ("ep_size", 1), ("inter_size", INTER), ("num_experts_on_rank", EXPERTS)):
+        _number(a, name, want)
+    experts, pairs = a["num_experts_on_rank"], ids.numel()
+    block = 32 * max(1, 1 << (-(-experts // 32) - 1).bit_length())  # a test has few tokens: one block of them
+    _is(block >= experts and tokens <= block, "num_experts_on_rank", f"at most {block}", experts)
+    sizes = [4 * pairs] * 3 + [4 * experts] * 2 + [4 * experts * tokens, 8 * (experts + 1), 4 * pairs, pairs * a["hidden_size"]]
+    begins = np.cumsum([0] + [-(-size // 256) * 256 for size in sizes])
+    room = _tensor(a, "workspace", "uint8", int(begins[-1]))
+    _, offsets, permuted = moe_oracle.route(to_numpy(ids).astype(np.int32), experts)
+    for part, value in ((2, permuted), (6, offsets)):
+        found = torch.from_numpy(np.ascontiguousarray(value).view(np.uint8).ravel())
+        room[begins[part] : begins[part] + len(found)].copy_(found)
 
 
 # ---------------------------------------------------------------- GDN
@@ -340,6 +373,8 @@ FAKES: Mapping[str, Callable[[Arguments], Any]] = {
     "_xpu_C::cutlass_grouped_gemm_w8a8_int8_offsets_interface": grouped_offsets,
     "_xpu_C::cutlass_grouped_gemm_w8a8_int8_active_offsets_interface": grouped_active,
     "_xpu_C::cutlass_grouped_gemm_w8a8_int8_topk8_gemm1_interface": grouped_topk8,
+    "_xpu_C::int8_gemm_w8a8": int8_gemm_w8a8,
+    "_moe_C::fused_moe_prologue": fused_moe_prologue,
     "_xpu_C::causal_conv1d_non_spec": causal_conv1d_non_spec,
     "_xpu_C::gated_delta_rule_non_spec": gated_delta_rule_non_spec,
     "_xpu_C::gdn_attention": gdn_attention,

@@ -1,5 +1,5 @@
 """Provider ``xpu_kernels``: what runs on the card today, vllm-xpu-kernels as released and the lab's fork, bound by
-``adapters.py``.
+``adapters``.
 
 An operation is there where its schema is the one that its binding was written for; of the fork's only the names of the
 arguments are known, and only they are held. What differs is UNAVAILABLE, with operation and difference; nothing else is run in
@@ -59,8 +59,9 @@ def _prepare(binding: Binding, problem: Problem, weights: "Tensors") -> "Run":
     kept: dict[str, torch.Tensor] = {}
 
     def run(tensors: "Tensors") -> None:
-        arguments = arguments_of(binding, problem, tensors, kept)
-        binding.finish(problem, tensors, arguments, operation(**arguments))
+        for given in binding.calls(problem, tensors):
+            arguments = arguments_of(binding, problem, given, kept)
+            binding.finish(problem, given, arguments, operation(**arguments))
 
     return run
 
