@@ -85,7 +85,7 @@ def prepare_vllm(problem: Problem, weights: "Tensors") -> "Run":
     return run
 
 
-def _gates(t: "Tensors", problem: Problem) -> "tuple[torch.Tensor, torch.Tensor]":
+def gates(t: "Tensors", problem: Problem) -> "tuple[torch.Tensor, torch.Tensor]":
     """(log decay, beta) in f32, as fla's callers compute them."""
     import torch
 
@@ -120,7 +120,7 @@ def _fla(problem: Problem, step: Callable[..., Any]) -> "Run":
         q, k, v = split(problem, t["qkv"])
         q, k = (x.repeat_interleave(ratio, dim=1) for x in (q, k))
         slots = t["slots"].long()
-        decay, beta = _gates(t, problem)
+        decay, beta = gates(t, problem)
         out, state = step(*(x[:, None] for x in (q, k, v, decay, beta)), t["ssm_state"][slots].float())
         t["core_attn_out"].copy_(out[:, 0])
         t["ssm_state"][slots] = state.to(t["ssm_state"].dtype)
@@ -144,7 +144,7 @@ def distance(case: Case, got: "torch.Tensor", most: int) -> float:
     inputs = stage.inputs(case)
     want, state = widen(stage.expected(case.problem, inputs)["ssm_state"]), widen(to_numpy(got))
     assert stage.row_scale is not None
-    scale = np.maximum(np.abs(want), stage.row_scale(case.problem, inputs, "ssm_state"))
+    scale = np.maximum(np.abs(want), stage.row_scale(case.problem, inputs, "ssm_state", want))
     farthest = float((np.abs(state - want) / np.spacing(scale)).max())
     assert farthest <= most, f"state after one call: expected at most {most} scaled ulp, got {farthest:.0f}"
     return farthest

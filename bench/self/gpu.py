@@ -1,16 +1,16 @@
-"""Our Triton kernels beside other people's on a GPU, in interleaved blocks of one process: what a call takes in a graph of cold
-calls.
+"""Our Triton kernels beside other people's on a GPU, in interleaved blocks of one process: what a call takes in a graph of calls.
 
-    VLLM_FUSED_MOE=…/fused_moe.py python bench/self/gpu.py cuda FOLDER [--blocks 20]
+    VLLM_FUSED_MOE=…/fused_moe.py PYTHONPATH=. python bench/self/gpu.py cuda FOLDER [--blocks 20]
 
-A call's operands are those of a ring of bindings, so none of them is in a cache; a graph holds one call on each of 32, and is
-replayed four times, the last three of which are timed together. Whoever cannot be captured is timed call by call, and says so.
-Bits are judged by ``b70-replay run`` (bench/self/gpu.sh does both); here nothing is. Raw samples go to FOLDER/beside.json, the
-table to the terminal.
+A graph holds a call on each of so many bindings that weights, or states, pass the last-level cache three times: those are cold.
+Logits are not, since the head has just written them. It is replayed four times, the last three of which are timed together.
+Whoever cannot be captured is timed call by call, and says so. Bits are judged by ``b70-replay run`` (bench/self/gpu.sh does
+both); here nothing is. Raw samples go to FOLDER/beside.json, the table to the terminal.
 """
 
 import json
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,8 +22,12 @@ import numpy as np
 
 from bench.self import gdn_peers, moe_gpu_peers, topk_peers
 from replay import data
-from replay.devices import Device
+from replay.devices import CACHE_PASSES, Device
+from replay.errors import InputError, ReplayError
 from replay.kernels.registry import missing, registered
+from replay.kernels.triton import launch
+from replay.model import Floor, Kernel
+from replay.oracle.moe import ExpertRows
 from replay.session.arms import Arms, Ring
 from replay.session.plan import Asked, make_plan
 from replay.stages import STAGES
@@ -31,23 +35,23 @@ from replay.timing.ceilings import Ceiling
 from replay.timing.estimate import median_interval
 from replay.timing.floors import floor_case
 
-CALLS, REPLAYS = 32, 3
+LEAST_CALLS, REPLAYS = 8, 3
 Call = Callable[[], object]
 FILES = tuple(str(m.__file__) for m in (gdn_peers, moe_gpu_peers, topk_peers))
 
 
 def graph_us(calls: Sequence[Call], blocks: int) -> list[float]:
-    """µs of a call, a number a block: a replay of a graph of all of them."""
+    """µs of a call, a number a block: replays of a graph of all of them."""
+    for call in calls:
+        call()
     replay = captured(calls)
     return [replay() for _ in range(blocks)]
 
 
 def captured(calls: Sequence[Call]) -> Callable[[], float]:
-    """A function that replays all calls in one graph and returns µs a call."""
+    """A function that replays all calls, which have been made before, in one graph and returns µs a call."""
     import torch
 
-    for call in calls:
-        call()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -83,6 +87,8 @@ class Line:
 
 def line(name: str, calls: Sequence[Call]) -> Line:
     """An arm as a graph, or call by call where it waits for the device."""
+    for call in calls:
+        call()
     try:
         return Line(name, captured(calls))
     except RuntimeError:  # an operation that cannot be captured
@@ -95,126 +101,161 @@ class Workload:
 
     asked: Mapping[str, Any]
     kernels: tuple[str, ...]
-    more: Callable[[Any, Ring], Iterator[Line]] | None = None
+    more: "Callable[[Posed], Iterator[Line]] | None" = None
 
 
-def fla_alone(problem: Any, ring: Ring) -> Iterator[Line]:
+class Posed:
+    """A workload's case on a device, on as many bindings as make what is cold cold."""
+
+    def __init__(self, work: Workload, device: Device) -> None:
+        asked: dict[str, Any] = {"modes": {}, "kernels": work.kernels, "load": FILES, "max_cases": 1, "processes": 1}
+        (self.case,) = make_plan(Asked(**asked | {"device": device.name, **work.asked})).cases
+        self.problem, self.arms = self.case.problem, Arms(device)
+        self.inputs = self.arms.begin(self.case)
+        self.work = STAGES[self.problem.stage].work(self.problem, self.inputs)
+        self.ring: Ring | None = None
+        goal = CACHE_PASSES * device.llc_bytes()
+        if any(isinstance(t, ExpertRows) for t in self.inputs.values()):
+            self.ring = Ring(self.arms, self.case, self.inputs, "cold-weights")
+            self.count = min(max(-(-goal // self.ring.set_bytes), LEAST_CALLS), len(self.ring.bindings))
+            bindings = self.ring.bindings[: self.count]
+            self.told = f"{self.count} calls on {self.count * self.ring.set_bytes >> 20} MiB of weights, cold"
+            assert self.count * self.ring.set_bytes >= goal, "the ring is too small for weights that are cold"
+        else:
+            cold = self.work.read_bytes
+            self.count = max(-(-goal // cold), LEAST_CALLS) if cold else 4 * LEAST_CALLS
+            bindings = [self.arms.binding(self.inputs, {}) for _ in range(self.count)]
+            what = f"{self.count * cold >> 20} MiB of states, cold" if cold else "inputs that lie in the cache"
+            self.told = f"{self.count} calls on {what}"
+        self.tensors = [b.tensors for b in bindings]
+
+    def line(self, kernel: Kernel, name: str = "") -> Line:
+        """A kernel of the registry as an arm."""
+        if self.ring:
+            runs = self.ring.runs(kernel)[: self.count]
+        else:
+            run = self.arms.prepare(kernel, {})
+            runs = [(run, dict(t)) for t in self.tensors]
+        return line(name or kernel.id, [lambda run=run, t=t: run(t) for run, t in runs])  # type: ignore[misc]  # bound at once
+
+
+def one_after_the_other(posed: Posed) -> Iterator[Line]:
+    """Our five launches without any that begins early, as other people's are launched."""
+    launch.EARLY = False
+    try:
+        yield posed.line(registered(FILES)["triton:moe.layer:staged"], "triton:moe.layer:staged, no launch early")
+    finally:
+        launch.EARLY = True
+
+
+def fla_alone(posed: Posed) -> Iterator[Line]:
     """fla's operation and nothing else: gates, heads and states are given to it as it wants them, and its states are its own."""
     if missing("python:fla"):
         return
     from fla.ops.gated_delta_rule import fused_recurrent_gated_delta_rule
 
     def call(t: Mapping[str, Any]) -> Call:
-        q, k, v = (x[:, None].contiguous() for x in gdn_peers.split(problem, t["qkv"]))
-        decay, beta = (x[:, None] for x in gdn_peers._gates(t, problem))
+        q, k, v = (x[:, None].contiguous() for x in gdn_peers.split(posed.problem, t["qkv"]))
+        decay, beta = (x[:, None] for x in gdn_peers.gates(t, posed.problem))
         state = t["ssm_state"][t["slots"].long()].float().transpose(2, 3).contiguous()
         return lambda: fused_recurrent_gated_delta_rule(
             q, k, v, g=decay, beta=beta, initial_state=state, output_final_state=True, use_qk_l2norm_in_kernel=True
         )
 
-    yield line("fla fused_recurrent_gated_delta_rule, alone", [call(b.tensors) for b in ring.bindings[:CALLS]])
+    yield line("fla fused_recurrent_gated_delta_rule, alone", [call(t) for t in posed.tensors])
 
 
-def of_torch(problem: Any, ring: Ring) -> Iterator[Line]:
+def of_torch(posed: Posed) -> Iterator[Line]:
     """torch's operation and nothing else."""
-    logits = [b.tensors["logits"] for b in ring.bindings[:CALLS]]
-    if problem.stage == "topk.greedy":
+    logits = [t["logits"] for t in posed.tensors]
+    if posed.problem.stage == "topk.greedy":
         yield line("torch.argmax, alone", [lambda x=x: x.argmax(1) for x in logits])  # type: ignore[misc]  # bound at once
         yield line("torch.topk(1), alone", [lambda x=x: x.topk(1, dim=1) for x in logits])  # type: ignore[misc]
-    else:
-        k = int(problem.mode("k"))
+    elif posed.problem.stage == "topk.rows":
+        k = int(posed.problem.mode("k"))
         yield line(f"torch.topk({k}), alone", [lambda x=x: x.topk(k, dim=1) for x in logits])  # type: ignore[misc]
 
 
-def bytes_in_place(problem: Any, ring: Ring) -> Iterator[Line]:
+def bytes_in_place(posed: Posed) -> Iterator[Line]:
     """The states' bytes changed in place, and fla's operation."""
-    rows, live = [b.tensors["ssm_state"] for b in ring.bindings[:CALLS]], problem.rows
+    rows, live = [t["ssm_state"] for t in posed.tensors], posed.problem.rows
     yield line("torch.mul_ of as many bytes of state", [lambda x=x: x[:live].mul_(1.0) for x in rows])  # type: ignore[misc]
-    yield from fla_alone(problem, ring)
+    yield from fla_alone(posed)
 
 
-def workloads() -> Iterator[Workload]:
-    """What the table holds."""
-    # Away from its manifest, which says that it is of TP4.
-    routes = shutil.copy(data.path("captures") / "qwen36-generated" / "routes.jsonl", tempfile.mkdtemp())
+def workloads(folder: Path) -> Iterator[Workload]:
+    """What the table holds; ``folder`` keeps routes away from their manifest, which says that they are of TP4."""
+    routes = str(shutil.copy(data.path("captures") / "qwen36-generated" / "routes.jsonl", folder))
+    ours = ("triton:moe.layer:halves", "triton:moe.layer:staged", "eager:moe.layer:gathered")
     for tp in (4, 1):
         for tokens in (1, 4, 16):
-            yield Workload(
-                {"capture": routes, "model": "qwen36", "tp": tp, "route_layer_regex": r"layers\.9\.", "stages": ("moe.layer",),
-                 "route_windows": (tokens,)},
-                ("vllm:moe.layer:triton", "triton:moe.layer:halves", "triton:moe.layer:staged", "eager:moe.layer:gathered"),
-            )  # fmt: skip
+            asked = {"capture": routes, "model": "qwen36", "tp": tp, "stages": ("moe.layer",)}
+            selected = {"route_layer_regex": r"layers\.9\.", "route_windows": (tokens,)}
+            # For more tokens vLLM sorts pairs by expert and shares weights, in an operation of its own.
+            theirs = ("vllm:moe.layer:triton",) if tokens * 8 * moe_gpu_peers.SPARSITY <= 256 else ()
+            yield Workload(asked | selected, (*theirs, *ours), one_after_the_other)
     for batch in (1, 8, 32):
-        yield Workload(
-            {"capture": "qwen36-tp1-states-generated", "stages": ("gdn.recurrent",), "route_windows": (batch,)},
-            ("triton:gdn.recurrent:rows", "eager:gdn.recurrent"), bytes_in_place,
-        )  # fmt: skip
-    for shard in ("whole", "0/4"):
-        for stage, kernel in (("topk.greedy", "triton:topk.greedy:single_pass"), ("topk.rows", "triton:topk.rows:groups")):
-            modes = {"k": "50", "shard": shard} if stage == "topk.rows" else {}
-            if stage == "topk.rows" or shard == "whole":
-                logits = {"capture": "qwen36-logits-generated", "route_layer_regex": "lm_head"}
-                eager = kernel.replace("triton", "eager").rpartition(":")[0]
-                yield Workload({**logits, "stages": (stage,), "modes": modes}, (kernel, eager), of_torch)
-
-
-def lines_of(work: Workload, device: Device) -> tuple[Any, Ring, list[Line]]:
-    """(the case, its ring, its arms)."""
-    asked = Asked(
-        **{
-            "modes": {},
-            "kernels": work.kernels,
-            "load": FILES,
-            "max_cases": 1,
-            "processes": 1,
-            "device": device.name,
-            **work.asked,
-        }
-    )
-    (case,) = make_plan(asked).cases
-    known, arms = registered(FILES), Arms(device)
-    ring = Ring(arms, case, arms.begin(case), "cold-weights")
-    made = []
-    for name in work.kernels:
-        runs = ring.runs(known[name])[:CALLS]
-        made.append(line(name, [lambda run=run, t=t: run(t) for run, t in runs]))  # type: ignore[misc]  # bound at once
-    made += work.more(case.problem, ring) if work.more else ()
-    return case, ring, made
+        states = {"capture": "qwen36-tp1-states-generated", "stages": ("gdn.recurrent",), "route_windows": (batch,)}
+        yield Workload(states, ("triton:gdn.recurrent:rows", "eager:gdn.recurrent"), bytes_in_place)
+    logits = {"capture": "qwen36-logits-generated", "route_layer_regex": "lm_head"}
+    for stage, kernel, modes in (
+        ("topk.greedy", "single_pass", {}),
+        ("topk.rows", "groups", {"k": "50"}),
+        ("topk.rows", "groups", {"k": "50", "shard": "0/4"}),
+        ("topk.router", "rows", {}),
+    ):
+        yield Workload({**logits, "stages": (stage,), "modes": modes}, (f"triton:{stage}:{kernel}", f"eager:{stage}"), of_torch)
 
 
 @click.command(help=__doc__)
 @click.argument("device_name")
 @click.argument("folder", type=click.Path(path_type=Path))
-@click.option("--blocks", default=20)
+@click.option("--blocks", type=click.IntRange(5), default=20)
 def main(device_name: str, folder: Path, blocks: int) -> None:
     """Print a table a workload, and keep the samples."""
-    from tabulate import tabulate
+    try:
+        if not device_name.startswith("cuda"):
+            raise InputError("gpu.py", "DEVICE", "cuda or cuda:N, whose graphs and events these are", device_name)
+        measure(Device(device_name), folder, blocks)
+    except ReplayError as error:
+        click.echo(error, err=True)
+        sys.exit(error.exit_code)
 
-    device = Device(device_name)
+
+def measure(device: Device, folder: Path, blocks: int) -> None:
+    """Every workload, its arms interleaved."""
+    moe_gpu_peers.fused_moe_kernel()  # what is missing is told before anything is measured
     ceilings = Ceiling(device, quick=True).measure()
-    empty = line("empty", [device.empty_bytes(4).zero_] * CALLS)
-    kept: dict[str, Any] = {"device": device.facts(), "blocks": blocks, "calls": CALLS, "us": {}}
+    empty = line("empty", [device.empty_bytes(4).zero_] * LEAST_CALLS)
+    kept: dict[str, Any] = {"device": device.facts(), "blocks": blocks, "us": {}}
     rng = np.random.default_rng(7)
     print(f"a call of torch.zero_ on four bytes: {np.median([empty.replay() for _ in range(blocks)]):.2f} µs")
-    for work in workloads():
-        case, ring, lines = lines_of(work, device)
-        for _ in range(blocks):
-            for number in rng.permutation(len(lines)):
-                lines[number].us.append(lines[number].replay())
-        floor = floor_case(STAGES[case.problem.stage].work(case.problem, ring.inputs), ceilings, "cold-weights")
-        first, rows = np.array(lines[0].us), []
-        for arm in lines:
-            us, ratio = median_interval(np.array(arm.us)), median_interval(first / np.array(arm.us))
-            rows.append([arm.name, arm.how, f"{us.mid:.2f} [{us.lo:.2f}, {us.hi:.2f}]", f"{us.mid / floor.us:.2f}",
-                         f"{ratio.mid:.2f} [{ratio.lo:.2f}, {ratio.hi:.2f}]"])  # fmt: skip
-        kept["us"][str(case.id)] = {arm.name: arm.us for arm in lines}
-        print(f"\n{case.id}: floor {floor.us:.2f} µs = {floor.term}")
-        print(
-            tabulate(rows, ["arm", "as", "µs a call", "×floor", "the first one's time / this one's"], disable_numparse=True),
-            flush=True,
-        )
+    with tempfile.TemporaryDirectory() as made:
+        for work in workloads(Path(made)):
+            posed = Posed(work, device)
+            known = registered(FILES)
+            arms = [posed.line(known[name]) for name in work.kernels] + list(work.more(posed) if work.more else ())
+            for _ in range(blocks):
+                for number in rng.permutation(len(arms)):
+                    arms[number].us.append(arms[number].replay())
+            kept["us"][str(posed.case.id)] = {"calls": posed.count, **{arm.name: arm.us for arm in arms}}
+            print(table(posed, arms, floor_case(posed.work, ceilings, "cold-weights")), flush=True)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "beside.json").write_text(json.dumps(kept, indent=1))
+
+
+def table(posed: Posed, arms: Sequence[Line], floor: Floor) -> str:
+    """A line an arm."""
+    from tabulate import tabulate
+
+    first, rows = np.array(arms[0].us), []
+    for arm in arms:
+        us, ratio = median_interval(np.array(arm.us)), median_interval(first / np.array(arm.us))
+        times = f"{us.mid:.2f} [{us.lo:.2f}, {us.hi:.2f}]", f"{us.mid / floor.us:.2f}"
+        rows.append([arm.name, arm.how, *times, f"{ratio.mid:.2f} [{ratio.lo:.2f}, {ratio.hi:.2f}]"])
+    heads = ["arm", "as", "µs a call", "×floor", "the first one's time / this one's"]
+    title = f"{posed.case.id}: {posed.told}; floor {floor.us:.2f} µs = {floor.term}"
+    return f"\n{title}\n{tabulate(rows, heads, disable_numparse=True)}"
 
 
 if __name__ == "__main__":

@@ -5,15 +5,14 @@
     python bench/self/moe_gpu_peers.py    # which tiles are best on this device, of 72
 
 The kernel is taken out of the file that the variable names, so vLLM itself need not be installed. Around it stand our own
-kernels for what vLLM does in others (quantisation, activation, the sum over slots), so that both layers differ in their
-products alone. Each pair is a block of its own, as vLLM does for few tokens.
+kernels for what vLLM does in others (quantisation, activation, the sum over slots); they are launched early, and vLLM's is not:
+it would have to wait by itself. Each pair is a block of its own, as vLLM has it where pairs are sparse among experts.
 """
 
 import ast
 import functools
 import itertools
 import os
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -21,6 +20,8 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from replay import cache
+from replay.errors import InputError
 from replay.kernels.registry import import_file
 from replay.model import Kernel, Problem
 
@@ -51,6 +52,7 @@ class Tile:
     stages: int
 
 
+SPARSITY = 4  # pairs are sparse where so many times their number are no more than there are experts
 SEARCHED = tuple(Tile(*t) for t in itertools.product((32, 64, 128), (64, 128, 256), (4, 8), (2, 3, 4, 5)))
 # (depth, width) of a product → the best of SEARCHED on an H200, as this file's command found them; others take the first.
 BEST: dict[tuple[int, int], Tile] = {
@@ -63,15 +65,24 @@ BEST: dict[tuple[int, int], Tile] = {
 
 @functools.cache
 def fused_moe_kernel() -> Any:
-    """vLLM's kernel, from its own file: what that imports is not asked for, only functions for the device are taken."""
-    source = Path(os.environ["VLLM_FUSED_MOE"]).read_text()
-    wanted = ("write_zeros_to_output", "fused_moe_kernel")
+    """vLLM's kernel, from its own file: what that imports is not asked for, only functions for the device are taken.
+
+    InputError where the variable names no such file.
+    """
+    file, wanted = os.environ.get("VLLM_FUSED_MOE", ""), ("write_zeros_to_output", "fused_moe_kernel")
+    try:
+        source = Path(file).read_text()
+    except OSError:
+        raise InputError("VLLM_FUSED_MOE", "value", "vLLM's file fused_moe.py", repr(file)) from None
+    if any(f"def {name}(" not in source for name in wanted):
+        raise InputError(file, "VLLM_FUSED_MOE", f"a file with {' and '.join(wanted)}", "none")
     parts = [
         ast.get_source_segment(source, node)
         for node in ast.parse(source).body
         if isinstance(node, ast.FunctionDef) and node.name in wanted
     ]
-    module = Path(tempfile.mkdtemp()) / "vllm_fused_moe_kernel.py"
+    module = cache.folder() / "peers" / "vllm_fused_moe_kernel.py"
+    module.parent.mkdir(parents=True, exist_ok=True)
     jitted = "\n\n".join(f"@triton.jit\n{part}" for part in parts)
     module.write_text(f"import triton\nimport triton.language as tl\n\n{jitted}\n")
     return import_file(str(module)).fused_moe_kernel
@@ -127,7 +138,10 @@ def prepare_layer(problem: Problem, weights: "Tensors") -> "Run":
 
 
 def main(experts: int = 256, top_k: int = 8) -> None:
-    """The products of one token at TP4 and TP1 over 32 disjoint sets of experts; a line each, as ``BEST`` wants it."""
+    """The products of one token at TP4 and TP1 over 32 disjoint sets of experts; a line each, as ``BEST`` wants it.
+
+    A tile deeper than the product is none.
+    """
     import torch
 
     from bench.self.gpu import graph_us

@@ -25,7 +25,7 @@ def command(device: str, selftest: bool) -> int:
     click.echo(f"device      {device}: {found.description()}, last-level cache {found.llc_bytes() >> 20} MiB")
     click.echo(f"python      {platform.python_version()}, {platform.platform()}")
     for package in PACKAGES:
-        click.echo(f"{package:<16}{package_version(package)}")
+        click.echo(f"{package:<31} {package_version(package)}")
     lacks = list(lacking(NEEDS))
     if lacks:
         click.echo(f"sycl        unavailable: {'; '.join(lacks)}")

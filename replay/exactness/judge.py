@@ -36,7 +36,7 @@ def graded(stage: Stage, problem: Problem, inputs: Tensors, want: Outputs, got: 
             name, rows = other
             return Graded("TIE_EQUIVALENT", f"not the lowest index first in {len(rows)} rows of {name}, first {rows[0]}")
         return Graded("BITWISE", "lowest index first" if stage.arranged else "")
-    allowed = _allowed(stage, problem, inputs)
+    allowed = _allowed(stage, problem, inputs, want)
     return compare(specs, want, canonical, allowed) or Graded("WITHIN_ULP", _spent(specs, allowed, want, canonical))
 
 
@@ -103,9 +103,11 @@ def _unstable(specs: tuple[Spec, ...], want: Outputs, repeats: Sequence[Got]) ->
     return False
 
 
-def _allowed(stage: Stage, problem: Problem, inputs: Tensors) -> dict[str, Allowance]:
+def _allowed(stage: Stage, problem: Problem, inputs: Tensors, want: Outputs) -> dict[str, Allowance]:
     scale = stage.row_scale
-    return {n: Allowance(budget, scale(problem, inputs, n) if scale else 0.0) for n, budget in stage.budgets.items()}
+    return {
+        n: Allowance(budget, scale(problem, inputs, n, want[n]) if scale else 0.0) for n, budget in stage.budgets(problem).items()
+    }
 
 
 def _spent(specs: tuple[Spec, ...], allowed: Mapping[str, Allowance], want: Outputs, got: Got) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from replay.kernels.eager_common import eager_kernel, exp_cr, fma, round_half_away, sigmoid, strided32_tree
+from replay.kernels.modes import of_stage
 from replay.model import Kernel, Problem
 
 if TYPE_CHECKING:
@@ -24,14 +25,14 @@ EPS = 1e-10
 
 
 def _kernel(stage: str, function: str, *, graph_safe: bool = True) -> Kernel:
-    return eager_kernel(stage, __name__, function, graph_safe=graph_safe)
+    return eager_kernel(stage, __name__, function, graph_safe=graph_safe, modes=of_stage(stage))
 
 
 def _gathered(stage: str, function: str) -> Kernel:
     """Never asks the device how many rows an expert has, at the price of a copy of its weights a row."""
     return Kernel(
         id=f"eager:{stage}:gathered", prepare=f"replay.kernels.eager:{function}", devices=("xpu", "cuda"),
-        needs=("python:torch",), graph_safe=True,
+        needs=("python:torch",), graph_safe=True, modes=of_stage(stage),
         summary="plain torch operations, each row against a copy of its expert's weights",
     )  # fmt: skip
 

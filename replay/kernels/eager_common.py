@@ -5,6 +5,7 @@ exp and roundings go through f64, since torch's own in f32 are not correctly rou
 
 from typing import TYPE_CHECKING
 
+from replay.kernels.modes import Modes
 from replay.model import Kernel
 
 if TYPE_CHECKING:
@@ -13,11 +14,11 @@ if TYPE_CHECKING:
     T = torch.Tensor
 
 
-def eager_kernel(stage: str, module: str, function: str, *, graph_safe: bool = False) -> Kernel:
+def eager_kernel(stage: str, module: str, function: str, *, graph_safe: bool = False, modes: Modes = ()) -> Kernel:
     """One kernel of the provider, which runs wherever torch does."""
     return Kernel(
         id=f"eager:{stage}", prepare=f"{module}:{function}", devices=("cpu", "xpu", "cuda"), needs=("python:torch",),
-        graph_safe=graph_safe, summary="plain torch operations",
+        graph_safe=graph_safe, modes=modes, summary="plain torch operations",
     )  # fmt: skip
 
 

@@ -29,11 +29,11 @@ def registered(load: Iterable[str] = (), read: Read | None = None) -> dict[str, 
     """
     from importlib.metadata import entry_points
 
-    from replay.kernels import eager, eager_gdn, eager_topk, sycl, triton, xpu_kernels
+    from replay.kernels import eager, eager_gdn, eager_topk, eager_wide, sycl, triton, xpu_kernels
 
     found: dict[str, Kernel] = {}
-    ours = (eager.KERNELS, eager_gdn.KERNELS, eager_topk.KERNELS, sycl.KERNELS, triton.kernels(), xpu_kernels.KERNELS)
-    for provider in ours:
+    modules = (eager, eager_wide, eager_gdn, eager_topk, sycl, xpu_kernels)
+    for provider in (*(module.KERNELS for module in modules[:-1]), triton.kernels(), modules[-1].KERNELS):
         _add(found, provider, "b70-replay")
     for point in entry_points(group=ENTRY_POINTS):
         where = f"entry point {point.name}"
@@ -163,7 +163,7 @@ def lacking(needs: Iterable[str]) -> Iterator[str]:
 
 
 def missing(need: str) -> str | None:
-    """Why the probe string is not met here, or None; nothing is imported."""
+    """Why the probe string is not met here, or None; nothing is imported but for ``op:``, which asks torch and the library."""
     kind, _, what = need.partition(":")
     if kind == "python":
         return None if importlib.util.find_spec(what) else f"no Python module {what}"

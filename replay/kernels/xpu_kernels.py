@@ -84,8 +84,8 @@ def lacking_op(name: str) -> str | None:
     try:
         operation = find(binding.op)
     except (ImportError, OSError) as error:
-        return f"no op {binding.op} ({LIBRARY} does not load: {str(error).splitlines()[0]})"
-    if operation is None:
+        return f"no op {binding.op} ({LIBRARY} does not load: {(str(error) or type(error).__name__).splitlines()[0]})"
+    if operation is None or not hasattr(operation, "default"):
         why = "" if importlib.util.find_spec(LIBRARY) else f" (no Python module {LIBRARY})"
         return f"no op {binding.op}{why}"
     return difference(binding, operation.default._schema)
@@ -104,12 +104,23 @@ def difference(binding: Binding, found: Any) -> str | None:
             return f"op {binding.op}: argument {place}: expected {want.name!r}, got {got.name!r}"
         if not binding.named and str(got.type) != str(want.type):
             return f"op {binding.op}: argument {want.name!r}: expected {want.type}, got {got.type}"
+        if not binding.named and _written(got) != _written(want):
+            return f"op {binding.op}: argument {want.name!r}: expected {_kind(want)}, got {_kind(got)}"
     extra = [a for a in found.arguments[len(wanted.arguments) :] if not a.has_default_value()]
     if extra:
         return f"op {binding.op}: argument {len(wanted.arguments)}: expected no more, got {extra[0].name!r}"
-    if not binding.named and [str(r.type) for r in found.returns] != [str(r.type) for r in wanted.returns]:
-        return f"op {binding.op}: result: expected {wanted.returns}, got {found.returns}"
+    given, results = ([str(r.type) for r in schema.returns] for schema in (found, wanted))
+    if not binding.named and given != results:
+        return f"op {binding.op}: result: expected ({', '.join(results)}), got ({', '.join(given)})"
     return None
+
+
+def _written(argument: Any) -> bool:
+    return argument.alias_info is not None and bool(argument.alias_info.is_write)
+
+
+def _kind(argument: Any) -> str:
+    return f"{argument.type} that is {'written' if _written(argument) else 'read'}"
 
 
 def switched_on(switch: str) -> str | None:

@@ -35,6 +35,7 @@ class Work(Value, frozen=True):
     hot_bytes: int
     int8_ops: int
     launches: int = 1
+    bf16_ops: int = 0
 
 
 class Floor(Value, frozen=True):

@@ -1,4 +1,4 @@
-"""A router's choice (semantics.md, the stage ``topk.router``): softmax over experts, the k largest, their weights."""
+"""A router's choice (docs/topk.md has its contract): softmax over experts, the k largest, their weights."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,8 +23,8 @@ def route(x: F32, bias: F32 | None, padding: NDArray[np.bool_] | None, k: int, *
     """
     p = softmax(x)
     score = p if bias is None else p + bias[None, :]
-    key = np.where(np.isnan(score), -np.inf, score)
-    ids = np.argsort(-key, axis=1, kind="stable")[:, :k].astype(np.int32)
+    columns = np.broadcast_to(np.arange(score.shape[1]), score.shape)
+    ids = np.lexsort((columns, -score, np.isnan(score)), axis=1)[:, :k].astype(np.int32)
     weights = np.take_along_axis(p, ids.astype(np.int64), 1)
     if renormalize:
         total = np.zeros(len(x), np.float32)

@@ -98,7 +98,9 @@ def make_plan(asked: Asked) -> Plan:
 def _drawn(asked: Asked, capture: Capture, selected: Sequence[Case]) -> Iterator[str]:
     """What no endpoint made."""
     if capture.holds == "logits":
-        yield f"slots, and what other edges a twin has ({GENERATOR}, seed {asked.seed})"
+        drawn = {"topk.greedy": "slots and a twin's edges", "topk.rows": "a twin's edges", "topk.router": "biases and padding"}
+        stages = dict.fromkeys(c.problem.stage for c in selected)
+        yield f"{', '.join(f'{drawn[s]} of {s}' for s in stages)} ({GENERATOR}, seed {asked.seed})"
         return
     if capture.holds == "states":
         yield f"slots, and the states of slots that are nobody's ({GENERATOR}, seed {asked.seed})"

@@ -98,7 +98,7 @@ def _work(states: str) -> Callable[[Problem, Tensors], Work]:
     return work
 
 
-def _row_scale(problem: Problem, inputs: Tensors, output: str) -> NDArray[Any]:
+def _row_scale(problem: Problem, inputs: Tensors, output: str, want: NDArray[Any]) -> NDArray[Any]:
     """absmax over K of what was reduced: the state's row as it is afterwards, or for an output the terms S'·q of its token."""
     given: Any = inputs
     if output == "core_attn_out":
@@ -184,18 +184,19 @@ def _stage(name: str, modes: dict[str, tuple[str, ...]], ins: str, inout: str, *
 STAGES = (
     _stage(
         "gdn.conv", CONV_MODES, "qkvz ba conv_weights conv_bias slots query_start_loc", "conv_state qkv z b a", oracle=_conv,
-        work=_work("conv_state"), probes=("qkvz", "ba", "conv_weights", "conv_state", "slots"), budgets={"qkv": _CONVOLVED},
+        work=_work("conv_state"), probes=("qkvz", "ba", "conv_weights", "conv_state", "slots"),
+        budgets=lambda p: {"qkv": _CONVOLVED},
     ),
     _stage(
         "gdn.recurrent", RECURRENT_MODES, "qkv a b A_log dt_bias slots query_start_loc", "ssm_state core_attn_out",
         oracle=_recurrent, work=_work("ssm_state"), probes=("qkv", "a", "b", "A_log", "dt_bias", "ssm_state", "slots"),
-        budgets={"ssm_state": _REDUCED, "core_attn_out": _SUMMED}, row_scale=_row_scale,
+        budgets=lambda p: {"ssm_state": _REDUCED, "core_attn_out": _SUMMED}, row_scale=_row_scale,
     ),
     _stage(
         "gdn.step", CONV_MODES | RECURRENT_MODES,
         "qkvz ba conv_weights conv_bias A_log dt_bias slots query_start_loc", "conv_state ssm_state z core_attn_out",
         oracle=_step, work=_work("conv_state ssm_state"),
         probes=("qkvz", "ba", "conv_weights", "conv_state", "A_log", "dt_bias", "ssm_state", "slots"),
-        budgets={"ssm_state": _REDUCED, "core_attn_out": _SUMMED}, row_scale=_row_scale,
+        budgets=lambda p: {"ssm_state": _REDUCED, "core_attn_out": _SUMMED}, row_scale=_row_scale,
     ),
 )  # fmt: skip

@@ -13,11 +13,13 @@ from numpy.typing import NDArray
 from replay.errors import InputError
 from replay.model import DTYPE_BYTES, Case, Geometry, Problem, Spec, Work
 from replay.oracle import moe as oracle
+from replay.oracle import moe_wide as wide
 from replay.oracle.arith import bf16_to_f32
 from replay.oracle.moe import ExpertRows
 from replay.oracle.quant import quantize
+from replay.stages import moe_wide
 from replay.stages.moe_chain import ACT, EPILOGUE, QUANT, Chain, chain_of
-from replay.stages.moe_tensors import TENSORS, expert_map, expert_parallel, group_of, present, sizes_of, spec_of
+from replay.stages.moe_tensors import TENSORS, WIDE, expert_map, expert_parallel, group_of, is_wide, present, sizes_of, spec_of
 from replay.stages.stage import COUNT, Outputs, Stage, Tensors
 
 FMA = ("off", "chain")
@@ -36,7 +38,7 @@ def _specs(ins: str, weights: str, outs: str) -> Any:
         return (
             *(spec_of(problem, n, "in") for n in ins.split() if present(n, modes)),
             *(spec_of(problem, n, "weight") for n in w),
-            *(spec_of(problem, n, "out") for n in outs.split()),
+            *(spec_of(problem, n, "out") for n in outs.split() if present(n, modes)),
         )
 
     return specs
@@ -86,12 +88,12 @@ def _weights(*names: str) -> dict[str, Any]:
 
 def _bytes(problem: Problem, names: str, rows: int) -> int:
     """Bytes of the named tensors, with R taken as the valid rows."""
-    sizes = sizes_of(problem) | {"R": rows}
-    total = 0
-    for name in names.split():
-        dtype, symbols = TENSORS[name]
-        total += DTYPE_BYTES[dtype] * int(np.prod([sizes[s] for s in symbols.split()]))
-    return total
+    sizes, modes = sizes_of(problem) | {"R": rows}, dict(problem.modes)
+    here = [name for name in names.split() if present(name, modes)]
+    return sum(
+        DTYPE_BYTES[spec_of(problem, name, "in").dtype] * int(np.prod([sizes[s] for s in TENSORS[name][1].split()]))
+        for name in here
+    )
 
 
 def _work(hot: str, ops_per_row: Any = None) -> Any:
@@ -101,7 +103,8 @@ def _work(hot: str, ops_per_row: Any = None) -> Any:
         valid = _valid(inputs) + (problem.rows if "shared_w13" in inputs else 0)
         cold = sum(t.rows.nbytes for t in inputs.values() if isinstance(t, ExpertRows))
         ops = valid * ops_per_row(problem.geometry) if ops_per_row else 0
-        return Work(cold, 0, _bytes(problem, hot, valid), ops)
+        int8, bf16 = (0, ops) if is_wide(dict(problem.modes)) else (ops, 0)
+        return Work(cold, 0, _bytes(problem, hot, valid), int8, bf16_ops=bf16)
 
     return work
 
@@ -205,22 +208,28 @@ def _remap(p: Problem, t: Any) -> Outputs:
     return {"a": a, "a_scale": scale}
 
 
+def _gemm(p: Problem, t: Any, rows: str, weight: str, out: str) -> Outputs:
+    w, bias, offsets = t[weight], t.get(f"{weight}_bias"), t["offsets"]
+    if is_wide(dict(p.modes)):
+        return {out: wide.grouped_gemm(t[rows], offsets, w, bias)}
+    scales = t[f"{rows}_scale"], t[f"{weight}_scale"]
+    return {out: oracle.grouped_gemm(t[rows], scales[0], offsets, w, scales[1], p.mode("epilogue"), bias)}
+
+
 def _gemm1(p: Problem, t: Any) -> Outputs:
-    bias = t.get("w13_bias")
-    return {
-        "gate_up": oracle.grouped_gemm(t["a"], t["a_scale"], t["offsets"], t["w13"], t["w13_scale"], p.mode("epilogue"), bias)
-    }
+    return _gemm(p, t, "a", "w13", "gate_up")
+
+
+def _gemm2(p: Problem, t: Any) -> Outputs:
+    return _gemm(p, t, "h", "w2", "y")
 
 
 def _act_quant(p: Problem, t: Any) -> Outputs:
     valid = int(t["offsets"][-1])
+    if is_wide(dict(p.modes)):
+        return {"h": wide.activate(t["gate_up"][:valid], p.mode("act"))}
     q, scale = oracle.act_quant(t["gate_up"][:valid], p.mode("act"), p.mode("quant"))
     return {"h": q, "h_scale": scale}
-
-
-def _gemm2(p: Problem, t: Any) -> Outputs:
-    weights = t["w2"], t["w2_scale"]
-    return {"y": oracle.grouped_gemm(t["h"], t["h_scale"], t["offsets"], *weights, p.mode("epilogue"), t.get("w2_bias"))}
 
 
 def _combine(p: Problem, t: Any) -> Outputs:
@@ -232,11 +241,16 @@ def _layer_weights(t: Any) -> oracle.LayerWeights:
 
 
 def _middle(p: Problem, t: Any) -> Outputs:
+    if is_wide(dict(p.modes)):
+        return {"y": wide.middle(t["a"], t["offsets"], t["w13"], t["w2"], p.mode("act"))}
     return {"y": oracle.middle(t["a"], t["a_scale"], t["offsets"], _layer_weights(t), **dict(p.modes))}
 
 
 def _layer(p: Problem, t: Any) -> Outputs:
     modes = dict(p.modes)
+    if is_wide(modes):
+        both = {name: modes[name] for name in ("act", "combine_fma")}
+        return {"out": wide.layer(t["x"], t["topk_ids"], t["topk_weights"], t["w13"], t["w2"], **both)}
     add_shared = modes.pop("shared") == "on"
     out = oracle.layer(t["x"], t["topk_ids"], t["topk_weights"], _layer_weights(t), **modes)
     modes.pop("combine_fma")
@@ -281,6 +295,7 @@ def _edge(problem: Problem, inputs: Tensors) -> bool:
     return bool((here < 0).all(1).any() or (x & 0x7FFF == 0).all(1).any())
 
 
+_WIDE_BUDGETS: Any = {"budgets": moe_wide.budgets, "row_scale": moe_wide.row_scale}
 _ARITHMETIC = ("division", "contraction", "bf16", "gates")
 
 
@@ -310,20 +325,20 @@ STAGES = (
         relabel=None, probes=("q", "q_scale", "unpermuted_to_permuted"),
     ),
     _stage(
-        name="moe.gemm1", modes={"epilogue": EPILOGUE, "bias": BIAS},
+        name="moe.gemm1", modes={"epilogue": (*EPILOGUE, WIDE), "bias": BIAS}, **_WIDE_BUDGETS,
         specs=_specs(f"a a_scale {_GEMM_IN}", "w13 w13_scale w13_bias", "gate_up"),
         inputs=_draw({**_A, **_ROUTED, **_weights("w13", "w13_scale", "w13_bias")}), oracle=_gemm1,
         work=_work("a a_scale offsets gate_up", _ops13),
         relabel=relabel, probes=("a", "a_scale", "w13", "w13_scale"), rests_on=("contraction", "bf16"),
     ),
     _stage(
-        name="moe.act_quant", modes={"act": ACT, "quant": QUANT}, specs=_specs("gate_up offsets", "", "h h_scale"),
+        name="moe.act_quant", modes={"act": ACT, "quant": (*QUANT, WIDE)}, specs=_specs("gate_up offsets", "", "h h_scale"),
         inputs=_draw({"gate_up": lambda c: _pad(c.gate_up, _total(c)), "offsets": lambda c: c.offsets}),
         oracle=_act_quant, work=_work("gate_up h h_scale"), relabel=None,
         probes=("gate_up",), rests_on=("division", "contraction", "bf16", "gates"),
     ),
     _stage(
-        name="moe.gemm2", modes={"epilogue": EPILOGUE, "bias": BIAS},
+        name="moe.gemm2", modes={"epilogue": (*EPILOGUE, WIDE), "bias": BIAS}, **_WIDE_BUDGETS,
         specs=_specs(f"h h_scale {_GEMM_IN}", "w2 w2_scale w2_bias", "y"),
         inputs=_draw({**_H, **_ROUTED, **_weights("w2", "w2_scale", "w2_bias")}), oracle=_gemm2,
         work=_work("h h_scale offsets y", _ops2),
@@ -347,14 +362,16 @@ STAGES = (
         rests_on=_ARITHMETIC,
     ),
     _stage(
-        name="moe.middle", modes={"epilogue": EPILOGUE, "act": ACT, "quant": QUANT},
+        name="moe.middle", modes={"epilogue": (*EPILOGUE, WIDE), "act": ACT, "quant": (*QUANT, WIDE)}, check=moe_wide.check,
+        **_WIDE_BUDGETS,
         specs=_specs(f"a a_scale {_GEMM_IN}", _WEIGHTS, "y"),
         inputs=_draw({**_A, **_ROUTED, **_weights(*_WEIGHTS.split())}), oracle=_middle,
         work=_work("a a_scale offsets y", lambda g: _ops13(g) + _ops2(g)),
         relabel=relabel, probes=("a", "a_scale", "w13", "w13_scale", "w2", "w2_scale"), rests_on=_ARITHMETIC,
     ),
     _stage(
-        name="moe.layer", modes={"quant": QUANT, "epilogue": EPILOGUE, "act": ACT, "combine_fma": FMA, "shared": SHARED},
+        name="moe.layer", check=moe_wide.check, **_WIDE_BUDGETS,
+        modes={"quant": (*QUANT, WIDE), "epilogue": (*EPILOGUE, WIDE), "act": ACT, "combine_fma": FMA, "shared": SHARED},
         specs=_specs("x topk_ids topk_weights shared_gate", f"{_WEIGHTS} {_SHARED}", "out"),
         inputs=_draw({"x": lambda c: c.x, "topk_ids": lambda c: c.topk_ids, "topk_weights": lambda c: c.topk_weights,
                       "shared_gate": lambda c: c.shared_gate, **_weights(*_WEIGHTS.split(), *_SHARED.split())}),

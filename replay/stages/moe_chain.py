@@ -8,10 +8,12 @@ import numpy as np
 
 from replay.model import Case, CaseId, Problem
 from replay.oracle import moe as oracle
+from replay.oracle import moe_wide as wide
 from replay.oracle.arith import F32, I32, bf16_to_f32, rn_bf16
 from replay.oracle.moe import ExpertRows
 from replay.oracle.quant import quantize
 from replay.stages import draw
+from replay.stages.moe_tensors import is_wide
 
 QUANT = ("recip_half_away", "recip_half_even", "div_half_even", "rmsnorm_int8")
 ACT = ("silu_round_twice", "silu_round_once", "silu_f32")
@@ -31,6 +33,7 @@ class Chain:
             else np.array(routes.topk_weights, np.float32)
         )
         self.rows_per_expert, self.offsets, self.permuted = oracle.route(self.topk_ids, geometry.experts)
+        self.wide = is_wide(self.modes)
         self.active = np.flatnonzero(self.rows_per_expert)
         # One weight tensor by name: the rows of the active experts. Kept as long as this chain is.
         self.weight: Callable[[str], ExpertRows] = functools.cache(self._weight)
@@ -47,7 +50,9 @@ class Chain:
 
     @functools.cached_property
     def remapped(self) -> Any:
-        """(rows, scales) in expert order."""
+        """(rows, scales) in expert order; bf16 rows have none."""
+        if self.wide:
+            return wide.remap(self.x, self.permuted), None
         q, scale = self.quantized
         return oracle.remap(q, scale, self.permuted)
 
@@ -55,18 +60,24 @@ class Chain:
     def gate_up(self) -> Any:
         """GEMM1's output, bf16 [V, 2I]."""
         a, a_scale = self.remapped
+        if self.wide:
+            return wide.grouped_gemm(a, self.offsets, self.weight("w13"))
         w13, scale = self.weight("w13"), self.weight("w13_scale")
         return oracle.grouped_gemm(a, a_scale, self.offsets, w13, scale, self.modes["epilogue"])
 
     @functools.cached_property
     def activated(self) -> Any:
-        """(q, scale) after the activation."""
+        """(q, scale) after the activation; bf16 has no scale."""
+        if self.wide:
+            return wide.activate(self.gate_up, self.modes["act"]), None
         return oracle.act_quant(self.gate_up, self.modes["act"], self.modes["quant"])
 
     @functools.cached_property
     def down(self) -> Any:
         """GEMM2's output, bf16 [V, H]."""
         h, h_scale = self.activated
+        if self.wide:
+            return wide.grouped_gemm(h, self.offsets, self.weight("w2"))
         w2, scale = self.weight("w2"), self.weight("w2_scale")
         return oracle.grouped_gemm(h, h_scale, self.offsets, w2, scale, self.modes["epilogue"])
 
@@ -75,6 +86,9 @@ class Chain:
         total, experts = (1, np.zeros(1, np.int64)) if name.startswith("shared_") else (self.g.experts, self.active)
         if name.endswith(("w13", "w2")):
             rows: Any = draw.expert_codes(self.case, name, experts, (depth, width))
+            if self.wide:  # what the codes and their scales stand for, rounded
+                scales = draw.expert_scales(self.case, f"{name}_scale", experts, depth, width)
+                rows = rn_bf16(rows.astype(np.float32) * scales[:, None, :])
         elif name.endswith("_scale"):
             rows = draw.expert_scales(self.case, name, experts, depth, width)
         else:  # bias: of the size of the outputs

@@ -42,6 +42,15 @@ TENSORS: dict[str, tuple[str, str]] = {
 }
 
 
+WIDE = "bf16"  # the value of modes quant and epilogue under which nothing is quantised
+_WIDE_TENSORS = ("a", "h", "w13", "w2")
+
+
+def is_wide(modes: Mapping[str, str]) -> bool:
+    """Whether rows and weights are bf16 and there are no scales."""
+    return WIDE in (modes.get("quant"), modes.get("epilogue"))
+
+
 def sizes_of(problem: Problem) -> dict[str, int]:
     """What each symbol of a shape stands for; E is this rank's experts, G all of them."""
     g, t = problem.geometry, problem.rows
@@ -72,6 +81,8 @@ def expert_map(problem: Problem) -> I32 | None:
 def spec_of(problem: Problem, name: str, role: Any) -> Spec:
     """The spec of one tensor in one problem."""
     dtype, symbols = TENSORS[name]
+    if name in _WIDE_TENSORS and is_wide(dict(problem.modes)):
+        dtype = "bf16"
     sizes = sizes_of(problem)
     shape = tuple(sizes[symbol] for symbol in symbols.split())
     if name == "q_scale" and (group := group_of(problem)):
@@ -89,6 +100,8 @@ def present(name: str, modes: Mapping[str, str]) -> bool:
     """Some tensors exist under one mode only."""
     if name.endswith("_bias"):
         return modes.get("bias") == "on"
+    if name.endswith("_scale") and is_wide(modes):
+        return False
     if name == "expert_map":
         return modes.get("expert_map", "off") != "off" and not modes["expert_map"].startswith("ep1:")
     return not name.startswith("shared_") or modes.get("shared", "on") == "on"

@@ -1,7 +1,7 @@
 """The shape of a stage: a frozen record of functions."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -62,6 +62,11 @@ class Budget:
     flips: int
 
 
+def _none(problem: Problem) -> Mapping[str, Budget]:
+    """Most stages hold everything to its bits."""
+    return {}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Stage:
     """One thing that can be replayed.
@@ -75,10 +80,10 @@ class Stage:
     ``rests_on`` names the self-tests (session/selftest.py) of what the stage's arithmetic asks of a device.
     ``arranged``, where a stage selects: right outputs in one order but with the kernel's own choice among equal values. Any of
     them is right, and ``canonical`` turns it into the oracle's; a kernel that chose otherwise is TIE_EQUIVALENT.
-    ``budgets``: output of floats → what makes a kernel WITHIN_ULP that asks for it (``Kernel.budgeted``); an output without
-    one is held to its bits.
+    ``budgets``: of a problem, output of floats → what makes a kernel WITHIN_ULP that asks for it (``Kernel.budgeted``); an output
+    without one is held to its bits.
     ``row_scale`` gives what was reduced into an output's rows its absmax, in an array that broadcasts to the rows that the
-    oracle defines; it is given the inputs without the experts' weights.
+    oracle defines; it is given the inputs without the experts' weights, and those rows.
 
     ``edges`` turns a case into its twin of that name, on rows that a capture refuses or that hardly any holds, in a problem that
     may have more of them.
@@ -103,12 +108,12 @@ class Stage:
     edges: Callable[[Case], Case] | None = None
     rests_on: tuple[str, ...] = ()
     arranged: Callable[[Problem, Tensors, Outputs], Outputs] | None = None
-    budgets: Mapping[str, Budget] = field(default_factory=dict)
-    row_scale: Callable[[Problem, Tensors, str], NDArray[Any]] | None = None
+    budgets: Callable[[Problem], Mapping[str, Budget]] = _none
+    row_scale: Callable[[Problem, Tensors, str, NDArray[Any]], NDArray[Any]] | None = None
 
     def judging(self, kernel: Kernel) -> "Stage":
         """This stage as it judges a kernel: without its budgets where the kernel does not ask for them."""
-        return self if kernel.budgeted else replace(self, budgets={})
+        return self if kernel.budgeted else replace(self, budgets=_none)
 
     def expected(self, problem: Problem, inputs: Tensors) -> Outputs:
         """The oracle's outputs in canonical form, as a kernel's are before they are compared."""

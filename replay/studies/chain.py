@@ -136,7 +136,7 @@ def _differs(kernel: Kernel, truth: Truth, outputs: Outputs) -> str | None:
     stage, problem = STAGES[case.problem.stage], case.problem
     if kernel.budgeted:
         outputs = dict(outputs)
-        for name in stage.budgets:
+        for name in stage.budgets(problem):
             mine = owned(truth.inputs) if name.endswith("_state") else truth.rows
             outputs[name] = np.array(outputs[name])
             outputs[name][mine] = truth.want[name][mine]

@@ -48,7 +48,7 @@ def floor_case(work: Work, ceilings: Ceilings, cache: str) -> Floor:
     """The floor under a cache state: under ``cold-weights`` the stage says what is cold, under ``warm`` nothing is, under
     ``cold-all`` everything."""
     bytes_us = _byte_time(work, memory_rate(work, ceilings).mid, ceilings.hot_gbs.mid, cache)
-    operations_us = work.int8_ops / ceilings.int8_gops.mid / 1e3
+    operations_us = (work.int8_ops / ceilings.int8_gops.mid + work.bf16_ops / ceilings.bf16_gops.mid) / 1e3
     terms: dict[Literal["bytes", "operations", "launch"], float]
     terms = {"bytes": bytes_us, "operations": operations_us, "launch": ceilings.launch_us.mid}
     term = max(terms, key=lambda name: terms[name])

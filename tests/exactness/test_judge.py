@@ -15,7 +15,7 @@ from replay.stages.stage import Budget, Outputs, Stage
 from tests.conftest import make_case
 
 BUDGET = Budget("other_order", ulp=2, flips=3)  # as a sum in another order would need
-LOOSE = dataclasses.replace(STAGES["moe.combine"], budgets={"out": BUDGET})
+LOOSE = dataclasses.replace(STAGES["moe.combine"], budgets=lambda p: {"out": BUDGET})
 CASE = make_case("moe.combine", tokens=4)
 INPUTS = LOOSE.inputs(CASE)
 WANT = LOOSE.expected(CASE.problem, INPUTS)
@@ -56,7 +56,7 @@ def test_beyond_its_budget(steps: tuple[int, ...]) -> None:
 
 def test_a_row_of_larger_terms_allows_more() -> None:
     """row_scale is the absmax of what was reduced into the row: the same distance is less of it, and printed beside it."""
-    scaled = dataclasses.replace(LOOSE, row_scale=lambda p, t, name: np.full((4, 1), 1e3))
+    scaled = dataclasses.replace(LOOSE, row_scale=lambda p, t, name, want: np.full((4, 1), 1e3))
     assert isinstance(judged(off(9)), Inexact)
     found = judged(off(9), stage=scaled)
     assert getattr(found, "grade", "") == "WITHIN_ULP"
@@ -65,7 +65,7 @@ def test_a_row_of_larger_terms_allows_more() -> None:
 
 def test_past_a_budget_the_worst_is_what_is_worst_on_its_scale() -> None:
     """An element that cancels is far off by its own measure and no fault; the one named is the one past the budget."""
-    scaled = dataclasses.replace(LOOSE, row_scale=lambda p, t, name: np.full((4, 1), 1.0))
+    scaled = dataclasses.replace(LOOSE, row_scale=lambda p, t, name, want: np.full((4, 1), 1.0))
     out = WANT["out"].copy()
     wide = bf16_to_f32(out[2])
     small, large = int(np.abs(wide).argmin()), int(np.abs(wide).argmax())

@@ -4,6 +4,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -92,6 +93,15 @@ def test_greedy(modes: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
 def test_router(modes: dict[str, str]) -> None:
     """Softmax, choice and weights."""
     bitwise("triton:topk.router:rows", make_case("topk.router", tokens=3, **modes))
+
+
+@pytest.mark.parametrize(("experts", "k"), [(256, 8), (40, 3), (5, 5)])
+def test_router_on_every_edge(experts: int, k: int, tmp_path: Path) -> None:
+    """NaN, infinities, ties, all equal; experts that fill no part of 32 lanes, a k that is no power of two."""
+    case = logit_case("topk.router", tmp_path, edges(256), bias="on")
+    geometry = Geometry.parse(f"qwen36:tp1:vocab=256,experts={experts},top_k={k}")
+    problem = msgspec.structs.replace(case.id.problem, geometry=geometry)
+    bitwise("triton:topk.router:rows", msgspec.structs.replace(case, id=msgspec.structs.replace(case.id, problem=problem)))
 
 
 @pytest.mark.parametrize("k", [5, 12])

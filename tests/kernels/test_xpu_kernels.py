@@ -17,7 +17,7 @@ from tests.conftest import judge_here, make_case
 from tests.gdn import state_case, state_file
 
 MOE = Geometry.parse("qwen36:tp4:hidden=64,experts=8,top_k=3,inter=24")
-GDN = Geometry.parse("qwen36:tp4:head_dim=64,k_heads=1,v_heads=2")
+GDN = Geometry.parse("qwen36:tp4:head_dim=64,k_heads=2,v_heads=4")
 NAMES = list(BINDINGS)
 
 
@@ -72,6 +72,8 @@ def perturbed(arguments: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]
     for name, value in arguments.items():
         if isinstance(value, int) and not isinstance(value, bool):
             yield f"{name} + 1", arguments | {name: value + 1}
+        elif isinstance(value, bool):
+            yield f"{name} negated", arguments | {name: not value}
         elif isinstance(value, str):
             yield f"{name} gelu", arguments | {name: "gelu"}
     for one, other in itertools.combinations(arguments, 2):
@@ -82,10 +84,10 @@ def perturbed(arguments: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]
 
 
 def alike(description: str, arguments: dict[str, Any]) -> bool:
-    """Whether two swapped arguments are of one dtype, shape and stride, so that only what is computed can tell them apart."""
+    """Whether only what is computed can tell: a flag, or two swapped arguments of one dtype, shape and stride."""
     one, found, other = description.partition(" for ")
     if not found:
-        return False
+        return description.endswith(" negated")
     a, b = arguments[one], arguments[other]
     if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
         return (a.dtype, a.shape, a.stride()) == (b.dtype, b.shape, b.stride())
@@ -168,6 +170,16 @@ def test_without_the_library_every_operation_is_unavailable() -> None:
             "op _xpu_C::per_token_quant_int8_xpu_out: argument 3: expected no more, got 'eps'",
         ),
         ("_xpu_C::per_token_quant_int8_xpu_out", "(Tensor x, Tensor! q, Tensor! scales, float eps=1e-10) -> ()", None),
+        (
+            "_moe_C::moe_gather",
+            "(Tensor output, Tensor moe_output, Tensor topk_weights, Tensor unpermuted_row_to_permuted_row, int num_experts) -> ()",
+            "op _moe_C::moe_gather: argument 'output': expected Tensor that is written, got Tensor that is read",
+        ),
+        (
+            "_moe_C::moe_gather",
+            "(Tensor! output, Tensor moe_output, Tensor topk_weights, Tensor unpermuted_row_to_permuted_row, int num_experts) -> Tensor",
+            "op _moe_C::moe_gather: result: expected (), got (Tensor)",
+        ),
     ],
 )  # fmt: skip
 def test_another_schema_is_unavailable_with_its_difference(op: str, schema: str, told: str | None) -> None:

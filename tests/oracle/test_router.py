@@ -38,6 +38,13 @@ def test_a_padded_row_chooses_nobody() -> None:
     assert weights[1].all()
 
 
+def test_a_nan_comes_behind_an_expert_that_a_bias_masks() -> None:
+    """A bias of −inf is a number, if the least."""
+    bias = np.array([np.nan, -np.inf, 0, 0], np.float32)
+    _, ids = route(LOG, bias, None, 4, renormalize=False)
+    assert ids.tolist() == [[2, 3, 1, 0]]
+
+
 def test_nan_and_infinities() -> None:
     """A row with a NaN is NaN throughout, its ids in order; −inf has no weight; +inf makes NaN."""
     rows = np.array([[0, np.nan, 1, 2], [0, -np.inf, 1, 2], [0, np.inf, 1, 2]], np.float32)

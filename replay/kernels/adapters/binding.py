@@ -1,5 +1,6 @@
-"""What binds an operation to a stage: each of its arguments is one of the stage's tensors, a value, or room that the operation wants
-and no stage has. ``writes`` is what an operation does, whether its schema declares it or not.
+"""What binds an operation to a stage: each argument is one of the stage's tensors, a value, or room that the operation wants.
+
+``writes`` is what an operation does, whether its schema declares it or not.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -54,6 +55,9 @@ def _ends(p: Problem, t: "Tensors", args: Mapping[str, Any], returned: Any) -> N
 @dataclass(frozen=True, kw_only=True)
 class Binding:
     """``op`` runs ``stage`` as ``variant``. ``named``: a fork's schema of which only the names are known, so only they are held.
+
+    What a binding does beside the operation is in the time of a call: a tensor that a Value makes, what ``finish`` adds, and
+    where a Value or ``calls`` asks the device for a number, its wait. docs/gpu.md names them.
 
     ``calls`` gives the stage's tensors for each call that it takes. ``finish(problem, tensors, arguments, returned)`` writes
     what the stage asks for and the operation does not.

@@ -38,7 +38,7 @@ _CONVOLVED: dict[str, Argument] = {
 _PROJECTED: dict[str, Argument] = {"projected_states_qkvz": Is("qkvz"), "projected_states_ba": Is("ba")}
 _REORDER: dict[str, Argument] = {"reorder_input": of_problem(lambda p: p.mode("reorder_input") == "contiguous")}
 _DECODE_MODES = (("batch", ("decode",)), ("padding_z", ("written",)), ("conv_bias", ("off", "bias_last")))
-_STATE_MODES = (("batch", ("decode",)), ("state_layout", ("v_k",)))
+_RECURRENCE = (("state_layout", ("v_k",)), ("l2norm", ("div_sqrt_eps_in",)), ("softplus", ("softplus_log",)))
 
 
 def _convolved(p: Problem, t: "Tensors", args: Mapping[str, Any], returned: Any) -> None:
@@ -72,7 +72,7 @@ _DELTA = Binding(
         "v": Value(lambda p, t: _heads(p, t, 2)), **same("b", "a"), "num_v_heads": _HEADS["num_v_heads"],
         "head_v_dim": _HEADS["head_v_dim"], **same("A_log", "dt_bias", "ssm_state"), **_DECODES, **_ACTUAL,
     },
-    writes=("core_attn_out", "ssm_state"), modes=_STATE_MODES,
+    writes=("core_attn_out", "ssm_state"), modes=(_DECODE_MODES[0], *_RECURRENCE),
 )  # fmt: skip
 
 _SPECULATION = ("spec_query_start_loc", "spec_token_indx", "spec_state_indices_tensor", "num_accepted_tokens")
@@ -89,7 +89,7 @@ _ATTENTION = Binding(
         **same("core_attn_out", "z"), **_PROJECTED, **_HEADS, **same("conv_state", "ssm_state"), **_CONVOLVED,
         **same("A_log", "dt_bias"), **_DECODES, **dict.fromkeys(_SPECULATION, NONE), **_ACTUAL, **_REORDER,
     },
-    writes=("core_attn_out", "z", "conv_state", "ssm_state"), modes=(*_DECODE_MODES, _STATE_MODES[1]),
+    writes=("core_attn_out", "z", "conv_state", "ssm_state"), modes=(*_DECODE_MODES, *_RECURRENCE),
 )  # fmt: skip
 
 

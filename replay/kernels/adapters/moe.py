@@ -55,7 +55,7 @@ _GATHER = Binding(
         "output": Is("out"), "moe_output": Is("y"), "topk_weights": Is("topk_weights"),
         "unpermuted_row_to_permuted_row": Is("unpermuted_to_permuted"), "num_experts": of_problem(lambda p: p.geometry.experts),
     },
-    writes=("output",),
+    writes=("output",), modes=(("combine_fma", ("off",)),),
 )  # fmt: skip
 
 
@@ -104,6 +104,7 @@ def _grouped(stage: str, form: str) -> Binding:
         op=f"_xpu_C::cutlass_grouped_gemm_w8a8_int8{form}_interface", stage=stage, variant=f"cutlass_grouped{form}", named=True,
         schema=f"({', '.join(f'{kind} {name}' for name, (kind, _) in named.items())}) -> Tensor",
         arguments={name: argument for name, (_, argument) in named.items()}, writes=("ptr_D",),
+        modes=(("epilogue", ("row_then_col",)),),
     )  # fmt: skip
 
 
@@ -131,7 +132,7 @@ def _dense(stage: str) -> Binding:
     return Binding(
         op="_xpu_C::int8_gemm_w8a8", stage=stage, variant="int8_gemm_w8a8", named=True, writes=(),
         schema="(Tensor A, Tensor A_scale, Tensor B, Tensor B_scale, ScalarType? out_dtype, Tensor? bias) -> Tensor",
-        calls=_experts(stage), finish=copied, arguments={
+        calls=_experts(stage), finish=copied, modes=(("epilogue", ("row_then_col",)),), arguments={
             "A": Is(rows), "A_scale": Is(f"{rows}_scale"), "B": Is(weight), "B_scale": Is(f"{weight}_scale"),
             "out_dtype": Value(lambda p, t: t[out].dtype), "bias": Value(lambda p, t: t.get(f"{weight}_bias")),
         },

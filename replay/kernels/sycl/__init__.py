@@ -1,5 +1,6 @@
 """Provider ``sycl``: our SYCL kernels, compiled at run time for the device at hand. One line registers a variant."""
 
+from replay.kernels.modes import WIDE, of_stage
 from replay.model import Kernel
 
 NEEDS = ("python:torch", "dist:intel-sycl-rt", "dist:dpctl", "command:g++")
@@ -9,7 +10,7 @@ _PACK = "replay.kernels.sycl.moe:pack_rows"
 def _kernel(id_: str, function: str, launches: int, summary: str, prepack: str | None = None) -> Kernel:
     return Kernel(
         id=f"sycl:{id_}", prepare=f"replay.kernels.sycl.moe:{function}", devices=("cpu", "xpu"), needs=NEEDS,
-        launches=launches, summary=summary, prepack=prepack, rests_on=("sub_groups",),
+        launches=launches, summary=summary, prepack=prepack, rests_on=("sub_groups",), modes=of_stage(id_.partition(":")[0]),
     )  # fmt: skip
 
 
@@ -17,7 +18,15 @@ def _matrix(stage: str, function: str) -> Kernel:
     return Kernel(
         id=f"sycl:{stage}:matrix", prepare=f"replay.kernels.sycl.moe:{function}", devices=("xpu",),
         prepack="replay.kernels.sycl.moe:pack_matrix", needs=(*NEEDS, "aspect:matrix"), launches=1, rests_on=("matrix",),
+        modes=of_stage(stage),
         summary="the matrix engine (dpas), weights packed four along K",
+    )  # fmt: skip
+
+
+def _wide(id_: str, function: str, launches: int, summary: str) -> Kernel:
+    return Kernel(
+        id=f"sycl:{id_}", prepare=f"replay.kernels.sycl.moe_wide:{function}", devices=("cpu", "xpu"), needs=NEEDS,
+        launches=launches, summary=summary, rests_on=("sub_groups",), modes=(*WIDE, ("combine_fma", ("off",))), budgeted=True,
     )  # fmt: skip
 
 
@@ -63,6 +72,7 @@ KERNELS = (
     ),
     _kernel("moe.layer:active_offsets", "prepare_layer_active_offsets", 7, "one-launch prologue, active experts only", _PACK),
     _kernel("moe.layer:full_layerlet", "prepare_layer_full_layerlet", 2, "all up to the combine in one launch", _PACK),
+    _wide("moe.layer:bf16", "prepare_layer", 2, "up to the activation, and the rest; nothing quantised"),
     _gdn("gdn.conv:channels", "prepare_conv", 1, "a work-group a sequence and 256 channels"),
     _gdn("gdn.recurrent:heads", "prepare_recurrent", 1, "a work-group a sequence and v-head"),
     _gdn("gdn.step:staged", "prepare_step_staged", 2, "conv, then recurrence"),

@@ -4,6 +4,7 @@ slow."""
 import os
 from collections.abc import Iterator
 
+from replay.kernels.modes import W8A8
 from replay.model import Kernel
 
 NEEDS = ("python:torch", "python:triton")
@@ -21,7 +22,7 @@ def kernels() -> tuple[Kernel, ...]:
 def _moe(devices: tuple[str, ...]) -> Iterator[Kernel]:
     def kernel(id_: str, launches: int, summary: str, prepack: str | None = None) -> Kernel:
         function = "prepare_" + id_.removeprefix("moe.").replace(":", "_")
-        modes = (("combine_fma", ("off",)), ("quant", ("recip_half_away", "recip_half_even", "div_half_even", "rmsnorm_int8")))
+        modes = (("combine_fma", ("off",)), *W8A8)
         return Kernel(
             id=f"triton:{id_}", prepare=f"replay.kernels.triton.moe:{function}", devices=devices, needs=NEEDS, launches=launches,
             summary=summary, prepack=prepack, graph_safe=True, modes=modes,

@@ -24,8 +24,8 @@ class Steps:
 
     def __init__(self, problem: Problem) -> None:
         self.p, self.g, self.modes = problem, problem.geometry, dict(problem.modes)
-        if self.g.head_dim % 32 or self.g.head_dim & (self.g.head_dim - 1):
-            raise ValueError(f"head_dim: expected a power of two from 32 on, got {self.g.head_dim}")
+        if self.g.head_dim % 32:
+            raise ValueError(f"head_dim: expected a multiple of 32, got {self.g.head_dim}")
         self.kept: dict[str, T] = {}
 
     def scratch(self, name: str, like: "T", width: int) -> "T":

@@ -12,11 +12,15 @@ if TYPE_CHECKING:
     from replay.kernels.registry import Prepare, Run
 
 
+EARLY = True  # a benchmark asks what it brings
+
+
 def launched(kernel: Any, grid: Sequence[int], *args: Any, warps: int = 4) -> None:
     """Launch without contraction of products and sums. The last thing a kernel is told is whether it runs on CUDA: there it is
     launched while the one before still runs, for which it waits by itself (``device.arith.begin``)."""
     cuda = on_cuda(args[0])
-    kernel[tuple(grid)](*args, cuda, num_warps=warps, enable_fp_fusion=False, **({"launch_pdl": True} if cuda else {}))
+    options = {"launch_pdl": True} if cuda and EARLY else {}
+    kernel[tuple(grid)](*args, cuda, num_warps=warps, enable_fp_fusion=False, **options)
 
 
 def prepared(

@@ -25,7 +25,7 @@ BLOCK, SPAN = 32, 128  # keys that a program ranks, and that it compares them wi
 
 
 def prepare_greedy_single_pass(problem: Problem, weights: "Tensors") -> "Run":
-    """topk.greedy in one launch."""
+    """topk.greedy in one launch. Counters are made in the first call, which is therefore not to be the first of a graph."""
     import torch
 
     kept: dict[str, T] = {}

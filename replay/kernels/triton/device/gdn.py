@@ -56,7 +56,7 @@ def conv(
     width: tl.constexpr = conv_dim + values
     slot = tl.load(slots + row).to(tl.int64)
     held = state + tl.maximum(slot, 0) * state_stride + c
-    through = (c < conv_dim) & (c < tl.where(slot >= 0, conv_dim, 0))
+    through = c < tl.where(slot >= 0, conv_dim, 0)
     raw = tl.load(qkvz + row * width + source_column(c, K_HEADS, V_HEADS, DIM, conv_dim, GROUPED), c < width, 0)
     r = tl.zeros((BLOCK,), tl.float32)
     if BIAS == "bias_first":
@@ -125,7 +125,8 @@ def decay_of(a, a_log, dt_bias, LOG1P: tl.constexpr):
     x = a + dt_bias
     e = exp_cr(x)
     if LOG1P:
-        # log1p by its own identity in f64: the quotient takes back what 1 + e lost.
+        # log1p by its own identity in f64: the quotient takes back what 1 + e lost. A few f64 ulp from the library's, which the
+        # one rounding to f32 shows in 1e-8 of values or so.
         wide = e.to(tl.float64)
         one = 1.0 + wide
         low = tl.where(one == 1.0, wide, tl.log(one) * (wide / (one - 1.0))).to(tl.float32)

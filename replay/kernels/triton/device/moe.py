@@ -256,7 +256,7 @@ def layer_second(
     total = tl.zeros((COLUMNS,), tl.float32)
     for j in tl.static_range(TOP_K):
         mine = (slot == j) & here
-        # One slot's values among zeros: their sum is they.
+        # One slot's values among zeros: their sum is they, but for a −0.0, which the total turns into +0.0 anyway.
         of_slot = tl.sum(tl.where(mine[:, None], y, 0.0), axis=0)
         share = tl.sum(tl.where(mine, weight, 0.0), axis=0)
         total = tl.where(tl.max(mine.to(tl.int32), 0) > 0, total + of_slot * share, total)

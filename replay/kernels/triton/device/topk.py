@@ -4,7 +4,8 @@ A number and its column make one key, int64, larger for a larger number and, amo
 of a row are alike, so the k largest are one set. What is no number, or past the columns that count, is NOTHING.
 
 Of rows cut into groups, K have a key as large as the K-th largest of the groups' largest, so none below it is chosen. Those
-that are not below are few, and each one's rank among them is its place.
+that are not below are few, and each one's rank among them is its place. (A row that is all equal has runs of equal groups and
+so tens of thousands of them, of which one program chooses: right, and slow.)
 """
 
 import triton
@@ -14,6 +15,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from replay.kernels.triton.device.arith import begin, exp_cr, folded, widened
 
 NOTHING = tl.constexpr(-(1 << 63))
+MANY = tl.constexpr(4096)  # keys that one program takes at once where there are too many to rank
 
 
 @triton.jit
@@ -152,7 +154,7 @@ def place(
         tl.store(out + at, -1, (at >= count) & (at < K))
         tl.store(out + rank, column_of(mine).to(tl.int32), (at < count) & (rank < K))
     elif tl.program_id(0) == 0:
-        choose_of_many(base, count, out, K, 4096)
+        choose_of_many(base, count, out, K, MANY)
 
 
 @triton.jit
