@@ -15,7 +15,7 @@ import pytest
 from replay.devices import Device
 from replay.exactness.judge import judge, with_twin
 from replay.kernels.registry import load_file, registered
-from replay.model import Case, CaseId, Exact, Geometry, Outcome, Routes, Source, preset
+from replay.model import Case, CaseId, Exact, Geometry, Kernel, Outcome, Routes, Source, preset
 from replay.session import child
 from replay.session.arms import Arms
 from replay.stages import STAGES, problem_for
@@ -79,6 +79,12 @@ def judge_here(kernel_id: str, case: Case, load: str | None = None, repeats: int
             given = stage.inputs(twin)
             outcome = with_twin(stage, twin, given, stage.expected(twin.problem, given), got, outcome)
     return outcome
+
+
+def takes_defaults(kernel: Kernel) -> bool:
+    """Whether a kernel has its stage's default modes; one of bf16 rows has not."""
+    defaults = {name: values[0] for name, values in STAGES[kernel.stage].modes.items()}
+    return all(defaults[name] in values for name, values in kernel.modes if name in defaults)
 
 
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]

@@ -15,6 +15,7 @@ import torch
 from replay.kernels.adapters import BINDINGS
 from replay.oracle import gdn as gdn_oracle
 from replay.oracle import moe as moe_oracle
+from replay.oracle import moe_wide as wide_oracle
 from replay.oracle import router as router_oracle
 from replay.oracle import topk as topk_oracle
 from replay.oracle.gdn import Heads, Modes
@@ -135,6 +136,31 @@ def silu_and_mul_quant_int8_xpu_out(a: Arguments) -> None:
     codes, scales = moe_oracle.act_quant(to_numpy(x), "silu_round_twice", "recip_half_away")
     _fill(q, codes, "i8")
     _fill(scale, scales, "f32")
+
+
+def silu_and_mul(a: Arguments) -> None:
+    """The activation of 16-bit rows."""
+    result = _tensor(a, "result", "bfloat16", None, None)
+    x = _tensor(a, "input", "bfloat16", len(result), 2 * result.shape[1])
+    _fill(result, wide_oracle.activate(to_numpy(x), "silu_round_twice"), "bf16")
+
+
+def grouped_16bit(a: Arguments) -> torch.Tensor:
+    """Rows of each expert counted, nothing quantised."""
+    _counts(a, "N", "K", "num_experts")
+    experts, depth, width = _tensor(a, "ptr_B", "bfloat16", None, None, None).shape
+    rows = _tensor(a, "ptr_A", "bfloat16", None, depth)
+    out = _tensor(a, "ptr_D", "bfloat16", len(rows), width)
+    bias = None if a["ptr_bias"] is None else _table(_tensor(a, "ptr_bias", "float32", experts, width))
+    for name, want in (("N", width), ("K", depth), ("num_experts", experts)):
+        _number(a, name, want)
+    for name in ("ptr_A_scale", "ptr_B_scale"):
+        _is(a[name] is None, name, "none for 16-bit rows", a[name])
+    counts = to_numpy(_tensor(a, "rows_per_expert", "int32", experts))
+    offsets = np.concatenate(([0], np.cumsum(counts, dtype=np.int64)))
+    _is(counts.min() >= 0 and offsets[-1] <= len(rows), "rows_per_expert", f"at most {len(rows)} rows", offsets[-1])
+    _fill(out, wide_oracle.grouped_gemm(to_numpy(rows), offsets, _table(a["ptr_B"]), bias), "bf16")
+    return out
 
 
 def _weights(a: Arguments) -> tuple[int, int, int]:
@@ -373,6 +399,8 @@ FAKES: Mapping[str, Callable[[Arguments], Any]] = {
     "_xpu_C::cutlass_grouped_gemm_w8a8_int8_offsets_interface": grouped_offsets,
     "_xpu_C::cutlass_grouped_gemm_w8a8_int8_active_offsets_interface": grouped_active,
     "_xpu_C::cutlass_grouped_gemm_w8a8_int8_topk8_gemm1_interface": grouped_topk8,
+    "_C::silu_and_mul": silu_and_mul,
+    "_xpu_C::cutlass_grouped_gemm_interface": grouped_16bit,
     "_xpu_C::int8_gemm_w8a8": int8_gemm_w8a8,
     "_moe_C::fused_moe_prologue": fused_moe_prologue,
     "_xpu_C::causal_conv1d_non_spec": causal_conv1d_non_spec,

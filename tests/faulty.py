@@ -34,6 +34,7 @@ OUTPUT = {
     "gdn.step": "core_attn_out",
     "topk.greedy": "token",
     "topk.rows": "indices",
+    "topk.router": "topk_weights",
 }
 
 
@@ -114,7 +115,9 @@ def _kernels() -> list[Kernel]:
     for stage in OUTPUT:
         variants = {f.__name__: _prepare(stage, f) for f in FAULTS}
         for mode, values in STAGES[stage].modes.items():
-            plain = [v for v in values if v.replace("_", "").isalnum() and mode not in ("bias", "shared")]
+            plain = [
+                v for v in values if v.replace("_", "").isalnum() and v != "bf16" and mode not in ("bias", "shared", "padding")
+            ]
             variants |= {f"{mode}-{v}": _prepare_mode(stage, mode, v) for v in plain}
         for variant, prepare in variants.items():
             name = re.sub(r"\W", "_", f"prepare_{stage}_{variant}")

@@ -20,6 +20,13 @@ from replay.stages.stage import Outputs, Stage, Tensors, laid_out
 MODES = {"bias": ("off", "on"), "logits": ("f32", "bf16"), "padding": ("off", "on"), "renormalize": ("on", "off")}
 
 
+def _check(problem: Problem) -> None:
+    g = problem.geometry
+    if g.vocab < g.experts:
+        expected = f"at most the {g.vocab} columns of a row, one an expert (other stages: --stage topk.greedy --stage topk.rows)"
+        raise InputError(problem.stage, "experts", expected, str(g.experts))
+
+
 def _specs(p: Problem) -> tuple[Spec, ...]:
     g = p.geometry
     given = [Spec("gating_output", "in", (p.rows, g.experts), p.mode("logits"))]
@@ -37,8 +44,6 @@ def _specs(p: Problem) -> tuple[Spec, ...]:
 def _inputs(case: Case) -> Tensors:
     p, experts = case.problem, case.problem.geometry.experts
     held = open_logits(Path(case.logits.path)).tensor("logits")
-    if held.shape[1] < experts:
-        raise InputError(case.logits.path, "logits", f"{experts} columns or more, an expert each", str(held.shape[1]))
     rows = held[list(case.logits.rows), :experts]
     wide = bf16_to_f32(rows) if rows.dtype == np.uint16 else np.array(rows)
     wide = np.roll(wide, 1, axis=1) if case.bytes_of else wide
@@ -76,6 +81,6 @@ def _every_row_padded(p: Problem, inputs: Tensors) -> bool:
 STAGES = (
     Stage(
         name="topk.router", modes=MODES, specs=_specs, inputs=_inputs, oracle=_oracle, work=_work, label=_label, relabel=None,
-        probes=("gating_output",), degenerate=_every_row_padded, rests_on=("division", "contraction"),
+        probes=("gating_output",), check=_check, degenerate=_every_row_padded, rests_on=("division", "contraction"),
     ),
 )  # fmt: skip

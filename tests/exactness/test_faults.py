@@ -54,8 +54,9 @@ MODES = [
     for mode, values in stage.modes.items()
     for value in values[1:]
     # Those left out change the tensors that there are, or need a padding row to show.
-    if mode not in ("bias", "shared", "conv_bias", "ssm_state", "dt_bias", "padding_z", "index", "logits")
+    if mode not in ("bias", "shared", "conv_bias", "ssm_state", "dt_bias", "padding_z", "index", "logits", "padding")
     and value.replace("_", "").isalnum()
+    and value != "bf16"
 ]
 
 

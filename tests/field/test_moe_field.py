@@ -22,13 +22,13 @@ from replay.oracle.arith import bf16_to_f32, rn_bf16
 from replay.session.arms import Arms
 from replay.session.child import judged_calls
 from replay.stages import STAGES
-from tests.conftest import QWEN36, SMALL, judge_here, make_case
+from tests.conftest import QWEN36, SMALL, judge_here, make_case, takes_defaults
 from tests.fuzz.strata import WANTED, check, draw, kernels_of
 
 T = TypeVar("T")
 ARMS = Arms(Device("cpu"))
 MOE = [name for name in STAGES if name.startswith("moe.")]
-KERNELS = {k.id: k for k in registered().values() if k.stage in MOE and "cpu" in k.devices}
+KERNELS = {k.id: k for k in registered().values() if k.stage in MOE and "cpu" in k.devices and takes_defaults(k)}
 ROUTES = [k for k in KERNELS.values() if k.stage == "moe.route"]
 LAYERS = [k for k in KERNELS.values() if k.stage == "moe.layer"]
 WEIGHTED = [k for k in KERNELS.values() if k.stage in ("moe.gemm1", "moe.gemm2", "moe.middle", "moe.layer")]

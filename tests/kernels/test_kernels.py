@@ -7,11 +7,13 @@ from replay.kernels.registry import missing, registered
 from replay.kernels.sycl import NEEDS
 from replay.model import Case, Exact, Geometry, Kernel, Problem, Routes
 from replay.stages import STAGES
-from tests.conftest import QWEN36, SMALL, judge_here, make_case
+from tests.conftest import QWEN36, SMALL, judge_here, make_case, takes_defaults
 
 # What is made of torch's operations alone runs here, wherever it is meant for; at small sizes, where it copies weights a row.
 KERNELS = {
-    k.id: k for k in registered().values() if k.stage.startswith("moe.") and ("cpu" in k.devices or k.id.startswith("eager:"))
+    k.id: k
+    for k in registered().values()
+    if k.stage.startswith("moe.") and ("cpu" in k.devices or k.id.startswith("eager:")) and takes_defaults(k)
 }
 LARGE = [k for k in KERNELS.values() if "cpu" in k.devices]
 ODD = Geometry.parse("qwen36:tp4:hidden=96,experts=5,top_k=3,inter=20")

@@ -12,6 +12,7 @@ from replay.kernels import xpu_kernels
 from replay.kernels.adapters import BINDINGS, Binding, Is
 from replay.kernels.registry import lacking, registered
 from replay.model import Case, Exact, Geometry
+from replay.stages import STAGES
 from tests import fakes
 from tests.conftest import judge_here, make_case
 from tests.gdn import state_case, state_file
@@ -30,6 +31,8 @@ def calls() -> Iterator[list[dict[str, Any]]]:
 
 def case_of(binding: Binding, folder: Path, **modes: str) -> Case:
     """A case without padding of the binding's stage, in the modes that its fake computes."""
+    asked = {name: values[0] for name, values in binding.modes if name in STAGES[binding.stage].modes}
+    modes = asked | modes
     if binding.stage.startswith("gdn."):
         return state_case(binding.stage, state_file(folder, GDN, sequences=2, steps=1), GDN, 2, **modes)
     return make_case(binding.stage, MOE, tokens=2, **modes)
@@ -47,6 +50,7 @@ def test_an_adapter_gives_the_oracles_bits(name: str, calls: list[dict[str, Any]
 @pytest.mark.parametrize(
     ("name", "modes"),
     [
+        ("moe.gemm2:cutlass_grouped_16bit", {"bias": "on"}),
         ("moe.route:remap_hidden_states", {"expert_map": "ep4:1"}), ("moe.gemm1:cutlass_grouped_offsets", {"bias": "on"}),
         ("gdn.conv:causal_conv1d_non_spec", {"conv_bias": "bias_last", "reorder_input": "interleaved"}),
         ("gdn.step:gdn_attention", {"ssm_state": "bf16", "dt_bias": "bf16", "conv_slot_stride": "1999"}),

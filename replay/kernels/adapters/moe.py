@@ -5,6 +5,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from replay.kernels.adapters.binding import NONE, Argument, Binding, Is, Room, Value, of_problem
+from replay.kernels.modes import WIDE
 from replay.model import Problem
 
 if TYPE_CHECKING:
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     Tensors = Mapping[str, T]
 
 
+_GEMMS = {"moe.gemm1": ("a", "w13", "gate_up"), "moe.gemm2": ("h", "w2", "y")}
 HIDDEN, EXPERTS = of_problem(lambda p: p.geometry.hidden), Value(lambda p, t: len(t["rows_per_expert"]))
 
 
@@ -59,6 +61,28 @@ _GATHER = Binding(
 )  # fmt: skip
 
 
+_SILU = Binding(
+    op="_C::silu_and_mul", stage="moe.act_quant", variant="silu_and_mul", schema="(Tensor! result, Tensor input) -> ()",
+    arguments={"result": Is("h"), "input": Is("gate_up")}, writes=("result",), modes=WIDE,
+)  # fmt: skip
+
+
+def _grouped_wide(stage: str) -> Binding:
+    """The released grouped product: 16-bit rows, weights [E, K, N] as the stage has them."""
+    rows, weight, out = _GEMMS[stage]
+    return Binding(
+        op="_xpu_C::cutlass_grouped_gemm_interface", stage=stage, variant="cutlass_grouped_16bit", writes=("ptr_D",), modes=WIDE,
+        schema="(Tensor ptr_A, Tensor? ptr_A_scale, Tensor ptr_B, Tensor? ptr_B_scale, Tensor? ptr_bias, Tensor ptr_D, "
+        "Tensor rows_per_expert, int N, int K, int num_experts) -> Tensor", undeclared=("ptr_D",),
+        arguments={
+            "ptr_A": Is(rows), "ptr_A_scale": NONE, "ptr_B": Is(weight), "ptr_B_scale": NONE,
+            "ptr_bias": Value(lambda p, t: t.get(f"{weight}_bias")), "ptr_D": Is(out), "rows_per_expert": Is("rows_per_expert"),
+            "N": Value(lambda p, t: t[weight].shape[2]), "K": Value(lambda p, t: t[weight].shape[1]),
+            "num_experts": Value(lambda p, t: t[weight].shape[0]),
+        },
+    )  # fmt: skip
+
+
 # ---------------------------------------------------------------- MoE, the fork's int8
 
 
@@ -74,7 +98,6 @@ def _active(p: Problem, t: "Tensors") -> "T":
     return t["rows_per_expert"].nonzero()[:, 0].int()
 
 
-_GEMMS = {"moe.gemm1": ("a", "w13", "gate_up"), "moe.gemm2": ("h", "w2", "y")}
 # What each form has in the place of the rows of each expert, and behind the number of experts.
 _FORMS: dict[str, tuple[dict[str, tuple[str, Argument]], dict[str, tuple[str, Argument]]]] = {
     "": ({"rows_per_expert": ("Tensor", Is("rows_per_expert"))}, {}),
@@ -192,6 +215,8 @@ _PROLOGUE = Binding(
 BINDINGS = (
     _REMAP,
     _GATHER,
+    _SILU,
+    *(_grouped_wide(stage) for stage in _GEMMS),
     _quantizer("per_token_quant_int8_xpu_out", "moe.quantize", "x", "q"),
     _quantizer("silu_and_mul_quant_int8_xpu_out", "moe.act_quant", "gate_up", "h"),
     *(_grouped(stage, form) for stage in _GEMMS for form in ("", "_offsets", "_active_offsets")),

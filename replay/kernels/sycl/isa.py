@@ -33,6 +33,7 @@ _EXP = "the device's f64 exp holds one f32 mad a place where it is inlined"
 _GATES = "four f64 exp of the gates (and the conv's), an f64 log and an f64 log1p, each with one inexact start"
 DECLARED: Mapping[str, tuple[int, int, str]] = {
     "activate_gpu": (1, 0, _EXP),
+    "wide_first_gpu": (1, 0, _EXP),
     "act_quant_gpu": (6, 0, _EXP),
     "middle_gpu": (1, 0, _EXP),
     "layer_gpu": (1, 0, _EXP),
