@@ -167,7 +167,8 @@ def fla_alone(posed: Posed) -> Iterator[Line]:
 
 def of_torch(posed: Posed) -> Iterator[Line]:
     """torch's operation and nothing else."""
-    logits = [t["logits"] for t in posed.tensors]
+    # A router's logits have another name, and there is no one operation of torch's for them.
+    logits = [t["logits"] for t in posed.tensors if "logits" in t]
     if posed.problem.stage == "topk.greedy":
         yield line("torch.argmax, alone", [lambda x=x: x.argmax(1) for x in logits])  # type: ignore[misc]  # bound at once
         yield line("torch.topk(1), alone", [lambda x=x: x.topk(1, dim=1) for x in logits])  # type: ignore[misc]
