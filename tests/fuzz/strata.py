@@ -118,7 +118,8 @@ def draw(choices: Choices, stage: str) -> Drawn:
 
 def _named(name: str, values: tuple[str, ...], sizes: dict[str, int]) -> list[str]:
     """A mode's values, the parametric ones made concrete with divisors of the case's sizes."""
-    plain = [v for v in values if v.replace("_", "").isalnum() and v != "bf16"]
+    values = tuple(v for v in values if v != "bf16")  # other tensors, and kernels of their own
+    plain = [v for v in values if v.replace("_", "").isalnum()]
     if name == "expert_map":
         ranks = [n for n in (2, 4) if sizes["experts"] % n == 0]
         return [*plain, *(f"ep{n}:{rank}" for n in ranks for rank in (0, n - 1))]
