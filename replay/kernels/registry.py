@@ -42,7 +42,7 @@ def registered(load: Iterable[str] = (), read: Read | None = None) -> dict[str, 
         except (Exception, SystemExit) as error:  # another package's code
             raise InputError(where, point.value, "a list of kernels that imports", _one_line(error)) from None
         _add(found, kernels, where)
-    for file in load:
+    for file in map(xpu_kernels.file_of, load):
         _add(found, (read or checked_file)(file), file)
     return found
 
@@ -65,7 +65,7 @@ def _check(kernel: Any, where: str) -> None:
         msgspec.convert(msgspec.to_builtins(kernel), Kernel)
     except (msgspec.ValidationError, TypeError) as error:
         raise InputError(where, f"KERNELS: {kernel.id!r}", "the fields of a Kernel", str(error)) from None
-    if not re.fullmatch(r"[\w.-]+:\w+\.\w+(:[\w.=-]+)?", kernel.id):
+    if not re.fullmatch(r"[\w.@-]+:\w+\.\w+(:[\w.=-]+)?", kernel.id):
         raise InputError(where, "KERNELS", "an id provider:stage[:variant]", repr(kernel.id))
     if not re.fullmatch(r"[\w.]*:\w+", kernel.prepare) or (kernel.prepare.startswith(":") and kernel.file is None):
         raise InputError(where, kernel.id, "prepare as module:function", repr(kernel.prepare))
@@ -181,6 +181,8 @@ def missing(need: str) -> str | None:
         return None if shutil.which(what) else f"no command {what}"
     if kind == "variable":
         return None if os.environ.get(what) else f"{what} is not set"
+    if kind == "lacks":  # what was found where the kernel's libraries are loaded
+        return what or None
     if kind in ("op", "off"):
         from replay.kernels import xpu_kernels
 

@@ -6,14 +6,18 @@ arguments are known, and only they are held. What differs is UNAVAILABLE, with o
 its place.
 """
 
+import hashlib
 import importlib
 import importlib.util
 import os
 import sys
 from collections.abc import Mapping
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from replay import cache
+from replay.errors import InputError
 from replay.kernels.adapters import BINDINGS, Binding, arguments_of
 from replay.model import Kernel, Problem
 
@@ -24,7 +28,8 @@ if TYPE_CHECKING:
 
     Tensors = Mapping[str, torch.Tensor]
 
-LIBRARY = "vllm_xpu_kernels"
+LIBRARY, BUILD = "vllm_xpu_kernels", "xpu_kernels@"
+_SPACES = ("_C", "_moe_C", "_xpu_C")
 # The library's own switch to a slow reference in torch.
 REFERENCE_SWITCH = "VLLM_XPU_FUSED_MOE_USE_REF"
 
@@ -35,14 +40,16 @@ def _function(name: str) -> str:
 
 _BY_FUNCTION = {_function(name): binding for name, binding in BINDINGS.items()}
 
-KERNELS = tuple(
-    Kernel(
-        id=f"xpu_kernels:{name}", prepare=f"{__name__}:{_function(name)}", devices=("xpu",), modes=binding.modes,
-        needs=("python:torch", f"off:{REFERENCE_SWITCH}", f"op:{name}"), layouts=("contiguous",), budgeted=True,
+
+def _kernel(provider: str, name: str, binding: Binding, need: str) -> Kernel:
+    return Kernel(
+        id=f"{provider}:{name}", prepare=f"{__name__}:{_function(name)}", devices=("xpu",), modes=binding.modes,
+        needs=("python:torch", f"off:{REFERENCE_SWITCH}", need), layouts=("contiguous",), budgeted=True,
         summary=f"{'the fork' if binding.named else 'released'}: {binding.op}",
-    )
-    for name, binding in BINDINGS.items()
-)  # fmt: skip
+    )  # fmt: skip
+
+
+KERNELS = tuple(_kernel("xpu_kernels", name, binding, f"op:{name}") for name, binding in BINDINGS.items())
 
 
 def __getattr__(name: str) -> Any:
@@ -89,6 +96,47 @@ def lacking_op(name: str) -> str | None:
         why = "" if importlib.util.find_spec(LIBRARY) else f" (no Python module {LIBRARY})"
         return f"no op {binding.op}{why}"
     return difference(binding, operation.default._schema)
+
+
+# ---------------------------------------------------------------- one build of the library, by its folder
+
+
+def file_of(build_: str) -> str:
+    """The file of kernels that ``xpu_kernels@FOLDER`` stands for, written to the cache; others stay what they are.
+
+    So a build is a file like any other that is brought by ``--load``: two of them never share a process, and the libraries that
+    each maps are hashed into the run. InputError where the folder holds no build.
+    """
+    if not build_.startswith(BUILD):
+        return build_
+    folder = Path(build_.removeprefix(BUILD)).resolve()
+    if not _libraries(folder):
+        found = f"none in {folder}" if folder.is_dir() else f"no folder {folder}"
+        raise InputError(build_, "--load", f"a build of {LIBRARY}: {', '.join(f'{s}*.so' for s in _SPACES)}", found)
+    name = f"{folder.name}-{hashlib.sha256(str(folder).encode()).hexdigest()[:6]}"
+    file = cache.folder() / "builds" / f"{name}.py"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(
+        f'"""The build of vllm-xpu-kernels in {folder}."""\n\nfrom replay.kernels.xpu_kernels import build\n\n'
+        f"KERNELS = build({str(folder)!r}, {BUILD + name!r})\n"
+    )
+    return str(file)
+
+
+def build(folder: str, provider: str) -> tuple[Kernel, ...]:
+    """Load the libraries of a folder into this process; the kernels of what they register, and why others are not there."""
+    import torch
+
+    for library in _libraries(Path(folder)):
+        torch.ops.load_library(str(library))  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    return tuple(_kernel(provider, name, b, f"lacks:{lacking_op(name) or ''}") for name, b in BINDINGS.items())
+
+
+def _libraries(folder: Path) -> list[Path]:
+    return [library for space in _SPACES for library in sorted(folder.glob(f"{space}*.so"))]
+
+
+# ---------------------------------------------------------------- schemas
 
 
 def difference(binding: Binding, found: Any) -> str | None:

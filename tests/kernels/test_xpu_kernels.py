@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from replay.errors import InputError
 from replay.kernels import xpu_kernels
 from replay.kernels.adapters import BINDINGS, Binding, Is
 from replay.kernels.registry import lacking, registered
@@ -191,6 +192,43 @@ def test_another_schema_is_unavailable_with_its_difference(op: str, schema: str,
     name = next(n for n, b in BINDINGS.items() if b.op == op)
     with fakes.library({op: schema}):
         assert next(lacking(registered()[f"xpu_kernels:{name}"].needs), None) == told
+
+
+def test_a_build_by_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its libraries are loaded, its kernels named after the folder, judged like any other, and what it has not got is told."""
+    monkeypatch.setenv("B70_CACHE", str(tmp_path / "cache"))
+    folder = tmp_path / "build-a"
+    folder.mkdir()
+    for name in ("_moe_C.abi3.so", "_xpu_C.abi3.so"):
+        (folder / name).touch()
+    loaded: list[str] = []
+    monkeypatch.setattr(torch.ops, "load_library", loaded.append)
+    with fakes.library({"_moe_C::topk_softmax": "(Tensor other) -> ()"}):
+        kernels = {k.id: k for k in registered([f"xpu_kernels@{folder}"]).values() if k.id.startswith("xpu_kernels@build-a-")}
+        assert [Path(p).name for p in loaded] == ["_moe_C.abi3.so", "_xpu_C.abi3.so"]
+        assert len(kernels) == len(BINDINGS)
+        name = next(k for k in kernels if k.endswith(":moe.combine:moe_gather"))
+        assert next(lacking(kernels[name].needs), None) is None
+        outcome = judge_here(name, case_of(BINDINGS["moe.combine:moe_gather"], tmp_path), kernels[name].file)
+        assert isinstance(outcome, Exact), outcome
+    softmax = next(k for k in kernels.values() if k.stage == "topk.router")
+    assert next(lacking(softmax.needs)) == "op _moe_C::topk_softmax: argument 0: expected 'topk_weights', got 'other'"
+
+
+@pytest.mark.parametrize(("folder", "told"), [("missing", "got no folder"), ("empty", "got none in")])
+def test_a_folder_without_a_build_is_refused(folder: str, told: str, tmp_path: Path) -> None:
+    """One line, before anything is written."""
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InputError, match=told):
+        registered([f"xpu_kernels@{tmp_path / folder}"])
+
+
+def test_a_library_that_does_not_load_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the loader says, in one line."""
+    monkeypatch.setenv("B70_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "_moe_C.so").write_text("no library")
+    with pytest.raises(InputError, match=r"expected a file that imports, got OSError: .*_moe_C\.so"):
+        registered([f"xpu_kernels@{tmp_path}"])
 
 
 def test_the_switch_to_the_librarys_own_reference_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
