@@ -304,7 +304,7 @@ def _answers(seen: Seen, case: Case, kernel: str) -> Iterator[str]:
     for timed in (t for t in seen.in_order if t.case == key):  # those that were timed again as well
         for arm in (kernel, baseline, baseline + NULL):
             name = arm.removesuffix(NULL)
-            if name not in hashed or not any(s.arm == arm for s in timed.samples) or name in timed.wrong:
+            if name not in hashed or not any(s.arm == arm for s in timed.samples) or name in {*timed.wrong, *timed.within}:
                 continue
             if not right(timed.answers.get(arm), timed_want) or not right(timed.second.get(arm), second_want):
                 yield f"{arm}: what it wrote while timed in process {timed.process} is not the oracle's output"

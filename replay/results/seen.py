@@ -47,6 +47,7 @@ class Seen:
         self.timed: dict[str, dict[int, Timed]] = {}
         self.in_order: list[Timed] = []
         self.wrong: dict[tuple[str, str], str] = {}
+        self.within: dict[tuple[str, str], str] = {}
         self.dropped: dict[tuple[str, str], NotRun] = {}
         self.calibrated: list[Calibrated] = []
         self.loaded: list[Loaded] = []
@@ -70,6 +71,7 @@ class Seen:
             self.timed.setdefault(record.case, {})[record.process] = record
             self.in_order.append(record)
             self.wrong.update({(record.case, kernel): what for kernel, what in record.wrong.items()})
+            self.within.update({(record.case, kernel): what for kernel, what in record.within.items()})
         elif isinstance(record, Dropped):
             self.dropped[record.case, record.kernel] = NotRun(record.status, record.detail)
         elif isinstance(record, Calibrated):
@@ -80,7 +82,8 @@ class Seen:
             self.finished = True
 
     def outcome(self, case: str, kernel: str) -> Outcome:
-        """The outcome after both phases: a green row turns red when a timed call was wrong or died."""
+        """The outcome after both phases: a green row turns red when a timed call was wrong or died, and falls
+        to WITHIN_ULP when one needed its budget."""
         found = self.judged[case, kernel].outcome
         if not isinstance(found, Exact):
             return found
@@ -88,6 +91,8 @@ class Seen:
             return Inexact("FAIL", -1, wrong)
         if dropped := self.dropped.get((case, kernel)):
             return dropped
+        if within := self.within.get((case, kernel)):
+            found = msgspec.structs.replace(found, grade="WITHIN_ULP", detail=within)
         return msgspec.structs.replace(found, timing=estimate.timing(self.samples([case]), kernel))
 
     def samples(self, cases: Sequence[str]) -> dict[int, list[tuple[Sample, ...]]]:

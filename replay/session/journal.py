@@ -160,6 +160,7 @@ def ended(calibrated: Iterable[Calibrated]) -> set[int]:
 class Timed(Value, frozen=True, tag="timed", tag_field="record"):
     """All samples of one case in one process, and the kernels that were wrong in it (kernel → what).
 
+    ``within``: kernels judged better that needed their budget here (kernel → what for); their grade is WITHIN_ULP.
     ``answers``: arm → what one of its timed calls wrote; ``second``: the same on the second case's bytes, after timing.
     ``memory`` are the memory ceilings before the samples and behind them. Where those moved, the case may be timed again in the
     same process: the last record is the one that counts.
@@ -172,6 +173,7 @@ class Timed(Value, frozen=True, tag="timed", tag_field="record"):
     answers: dict[str, Answer]
     second: dict[str, Answer]
     memory: tuple[MemoryRates, MemoryRates]
+    within: dict[str, str] = msgspec.field(default_factory=dict)
 
     def moved(self, margin: float) -> list[str]:
         """The memory ceilings that were not the same before and behind."""

@@ -302,12 +302,14 @@ class Session:
             elif isinstance(message, Sampled):
                 case, _ = jobs[message.index]
                 second = case.twinned("second")
-                found = [*self._wrong(second, message.second), *self._wrong(case, message.outputs)]
-                wrong = {arm.removesuffix(NULL): what for arm, what in [*found, *message.trespasses.items()]}
+                found = [*self._below(second, message.second), *self._below(case, message.outputs)]
+                within = {kernel: what for kernel, is_within, what in found if is_within}
+                wrong = {kernel: what for kernel, is_within, what in found if not is_within}
+                wrong |= {arm.removesuffix(NULL): what for arm, what in message.trespasses.items()}
                 answers = {arm: self.answer(case, got, timed=True) for arm, got in message.outputs.items()}
                 others = {arm: self.answer(second, got, timed=True) for arm, got in message.second.items()}
                 assert message.memory is not None  # the first seat measures it with every case
-                self.write(j.Timed(process, str(case.id), message.samples, wrong, answers, others, message.memory))
+                self.write(j.Timed(process, str(case.id), message.samples, wrong, answers, others, message.memory, within))
                 self.progress("time", process * cases + done + message.index + 1, self.plan.processes * cases)
             elif isinstance(message, Looked):
                 self.write(j.Attended(process, message.watched))
@@ -318,20 +320,22 @@ class Session:
             elif isinstance(message, Done):
                 self._loaded(f"time {process}", message)
 
-    def _wrong(self, case: Case, outputs: dict[str, Got]) -> Iterator[tuple[str, str]]:
-        """Arms whose output, snatched from a timed call, is not the oracle's."""
+    def _below(self, case: Case, outputs: dict[str, Got]) -> Iterator[tuple[str, bool, str]]:
+        """Kernels whose output, snatched from a timed call, is worth less than when judged, whether it is within their budget,
+        and what is said of it."""
         inputs, want = self.truth(case, timed=True)
         kernels = {k.id: k for k in self.plan.kernels_of(case.problem.stage)}
         for arm, got in outputs.items():
             stage = STAGES[case.problem.stage].judging(kernels[arm.removesuffix(NULL)])
             found = graded(stage, case.problem, inputs, want, got)
-            outcome = self.state.outcomes[str(case.id), arm.removesuffix(NULL)]
+            kernel = arm.removesuffix(NULL)
+            outcome = self.state.outcomes[str(case.id), kernel]
             when = f"after timing, {TWIN[case.twin]}" if case.twin else "in a timed call: "
             if isinstance(found, Mismatch):
-                yield arm, when + found.text(stage.label(case, found.output, found.row))
+                yield kernel, False, when + found.text(stage.label(case, found.output, found.row))
             elif isinstance(outcome, Exact) and found.grade == "WITHIN_ULP" != outcome.grade:
-                # Another choice among equals is as right: which values tie is the variation's own.
-                yield arm, f"{when}{found.grade}, judged {outcome.grade}: {found.detail}"
+                # Other bytes may round otherwise. Another choice among equals is as right: which values tie is their own.
+                yield kernel, True, when + found.detail
 
     def _charge(self, crew: Crew, process: int, job: Job, died: Died) -> None:
         case, arms = job

@@ -56,8 +56,8 @@ def by_arm(samples: Sequence[Sample]) -> dict[str, list[Sample]]:
 
 
 def us_per_call(samples: Sequence[Sample]) -> Values:
-    """Time of one call in µs, one value a sample."""
-    return np.array([s.span_ns / s.calls / 1e3 for s in samples])
+    """Time of one call in µs, one value a sample; a span too short for its clock counts as one ns, its smallest step."""
+    return np.array([max(s.span_ns, 1) / s.calls / 1e3 for s in samples])
 
 
 def process_times(processes: Processes, arm: str) -> list[Values]:

@@ -304,6 +304,21 @@ def test_a_budget_is_no_promotion(steady: Run) -> None:
     assert steady.write(changed(steady.records(), change)).codes() == ["not_bitwise"]
 
 
+def test_a_budget_needed_in_one_timed_call_is_no_promotion(steady: Run) -> None:
+    """BITWISE when judged, and within its budget on the bytes of one process: its grade is the lesser."""
+
+    def change(record: j.Record) -> j.Record:
+        if isinstance(record, j.Timed) and record.process == 2:
+            within = {MINE: "in a timed call: out within other_order: 1 of 2 …"}
+            return otherwise(msgspec.structs.replace(record, within=within), MINE)
+        return record
+
+    found = steady.write(changed(steady.records(), change)).refused()
+    assert [(r.code, r.detail) for r in found] == [
+        ("not_bitwise", "WITHIN_ULP: in a timed call: out within other_order: 1 of 2 …")
+    ]
+
+
 def budgeted(record: j.Judged) -> j.Judged:
     """A green line within a budget: other bits than the oracle's, in every answer."""
     outcome = msgspec.structs.replace(record.outcome, grade="WITHIN_ULP", detail="out within other_order: 1 of 2 …")

@@ -155,6 +155,41 @@ def test_every_kernel_gets_its_own_answer(cli: Cli, tmp_path: Path, kernels: Pat
     assert "mine:moe.route:needy (no Python module no_such_module)" in done.stdout
 
 
+NEAR = """
+from replay.kernels.eager_gdn import prepare_conv
+from replay.model import Kernel
+
+def near(problem, weights):
+    calls = []
+    right = prepare_conv(problem, weights)
+    def run(t):
+        right(t)
+        calls.append(1)
+        if len(calls) > 20:  # one step of bf16
+            import torch
+            t["qkv"].view(torch.int16)[0, 0] ^= 1
+    return run
+
+KERNELS = [Kernel(id=f"mine:gdn.conv:{name}", prepare=":near", budgeted=name == "asks") for name in ("asks", "asks_not")]
+"""
+
+
+def test_a_budget_needed_in_a_timed_call_lowers_the_grade(cli: Cli, tmp_path: Path) -> None:
+    """Exact while judged and a step off while timed: WITHIN_ULP for a kernel that asks for the budget, FAIL for one that does not."""
+    (tmp_path / "mine.py").write_text(NEAR)
+    done = cli(
+        "run", "--capture", "qwen36-states-generated", "--stage", "gdn.conv", "--max-cases", 1, "--kernel", "mine:*",
+        "--load", "mine.py", "--quick", "--blocks", 5, "-o", "run",
+    )  # fmt: skip
+    assert done.returncode == 1, done.stderr
+    rows = {
+        r["kernel"].rpartition(":")[2]: r["outcome"] for r in json.loads((tmp_path / "run" / "result.json").read_text())["rows"]
+    }
+    assert (rows["asks"]["grade"], rows["asks_not"]["status"]) == ("WITHIN_ULP", "FAIL")
+    assert "qkv within" in rows["asks"]["detail"]
+    assert rows["asks"]["timing"]["samples"] == 5
+
+
 def test_a_lost_device_costs_one_case(cli: Cli, tmp_path: Path, kernels: Path) -> None:
     """The case it was lost in says so; the next ones run, in another process, once the device is seen to compute."""
     done = cli(

@@ -49,6 +49,14 @@ def test_a_slow_block_moves_no_median() -> None:
     assert timing({0: [samples([1.0], [1.0])]}, "nobody") is None
 
 
+def test_a_span_too_short_for_its_clock_has_a_time() -> None:
+    """Zero ns between two readings is one ns at most: it is compared, and no ratio is infinite."""
+    found = effect({p: [samples([10.0 + p] * 30, [0.0] * 30)] for p in range(5)}, "b", "a", 0.01)
+    assert found is not None
+    assert found.ratio.mid < 0.5 / 10_000 - 1  # 0.5 ns of 10 µs, and of more
+    assert adjusted_confidence([found.p]) == 0.95
+
+
 def test_drift_cancels_in_blocks() -> None:
     """Under a 50 % ramp, b/a is the same in every block."""
     ramp = np.linspace(10, 15, 30)
