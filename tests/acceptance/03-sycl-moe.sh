@@ -11,7 +11,7 @@ say() { echo "   $*"; }
 # Random cases of every stage, a short form of `make fuzz-exact`, strata counted.
 python -m tests.fuzz.fuzz_exact 24 >"$out/fuzz.txt"
 grep -q '^0 faults$' "$out/fuzz.txt"
-[ "$(grep -c ' cases × ' "$out/fuzz.txt")" -eq 15 ]
+[ "$(grep -c ' cases × ' "$out/fuzz.txt")" -eq 16 ]
 say "fuzz: $(grep -c ' cases × ' "$out/fuzz.txt") stages, 24 cases each, 0 faults"
 
 # The lab's rows through every kernel of the composites, a window of a verifier; the stages' own are in tests/field.
