@@ -9,10 +9,10 @@ cd "$root"
 say() { echo "   $*"; }
 
 # Random cases of every stage, a short form of `make fuzz-exact`, strata counted.
-python -m tests.fuzz.fuzz_exact 10 >"$out/fuzz.txt"
+python -m tests.fuzz.fuzz_exact 24 >"$out/fuzz.txt"
 grep -q '^0 faults$' "$out/fuzz.txt"
 [ "$(grep -c ' cases × ' "$out/fuzz.txt")" -eq 16 ]
-say "fuzz: $(grep -c ' cases × ' "$out/fuzz.txt") stages, 10 cases each, 0 faults"
+say "fuzz: $(grep -c ' cases × ' "$out/fuzz.txt") stages, 24 cases each, 0 faults"
 
 # The lab's rows through every kernel of the composites, a window of a verifier; the stages' own are in tests/field.
 lab=../shared/captures/lab/qwen36-routecapture6-rank0-layers9-14.jsonl
