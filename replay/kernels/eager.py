@@ -5,7 +5,8 @@ contract with torch's own operations: exp in f64, rounding half away in f64, mat
 """
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from replay.kernels.eager_common import eager_kernel, exp_cr, fma, round_half_away, sigmoid, strided32_tree
@@ -119,15 +120,22 @@ def route(topk_ids: "T", experts: int, expert_map: "T | None" = None) -> tuple["
     return counts.int(), offsets, permuted.int().reshape(topk_ids.shape)
 
 
+def tokens_of(permuted: "T", places: int) -> "T":
+    """Which token's row lies at each of so many places, int64 [R]; −1 where nobody's does."""
+    import torch
+
+    flat = permuted.reshape(-1).long()
+    # What goes nowhere meets behind the last place, so that nothing asks how many those are.
+    token = torch.full((places + 1,), -1, device=flat.device)
+    token[torch.where(flat >= 0, flat, places)] = torch.arange(len(flat), device=flat.device) // permuted.shape[1]
+    return token[:places]
+
+
 def remap(q: "T", scale: "T", permuted: "T", rows: "T", row_scales: "T") -> None:
     """Write the rows and scales of [T, …] to their places in [R, …]; −1 writes nowhere."""
     import torch
 
-    places, flat = len(rows), permuted.reshape(-1).long()
-    # Which token each place gets; what goes nowhere meets behind the last place, so that nothing asks how many those are.
-    token = torch.full((places + 1,), -1, device=flat.device)
-    token[torch.where(flat >= 0, flat, places)] = torch.arange(len(flat), device=flat.device) // permuted.shape[1]
-    token = token[:places]
+    token = tokens_of(permuted, len(rows))
     source, given = token.clamp_min(0), token >= 0
     rows.copy_(torch.where(given[:, None], q[source], rows))
     row_scales.copy_(torch.where(given, scale[source], row_scales))
@@ -140,15 +148,20 @@ def wide_scratch(w: "T") -> "T":
     return torch.empty(w.shape[1:], dtype=torch.int32 if w.device.type == "cpu" else torch.float64, device=w.device)
 
 
+def parts_of(offsets: "T") -> "Iterator[tuple[int, slice]]":
+    """(expert, its rows) of every expert that has any; asks the device for the offsets."""
+    for e, (begin, end) in enumerate(pairwise(offsets.tolist())):
+        if begin < end:
+            yield e, slice(begin, end)
+
+
 def grouped_gemm(
     a: "T", a_scale: "T", offsets: "T", w: "T", w_scale: "T", bias: "T | None", epilogue: str, scratch: "T", out: "T"
 ) -> None:
     """Rows of each expert against its weights s8 [K, N]; sums are exact, so only the epilogue's order matters."""
     import torch
 
-    bounds = offsets.tolist()
-    for e in [e for e in range(len(bounds) - 1) if bounds[e] < bounds[e + 1]]:
-        part = slice(bounds[e], bounds[e + 1])
+    for e, part in parts_of(offsets):
         acc = (a[part].to(scratch.dtype) @ scratch.copy_(w[e])).float()
         row, col = a_scale[part, None], w_scale[e][None, :]
         y = acc * row * col if epilogue == "row_then_col" else acc * (row * col)
@@ -174,18 +187,20 @@ def gathered_gemm(
     out.copy_(torch.where(valid[:, None], y.to(torch.bfloat16), out))
 
 
-def act_quant(gate_up: "T", act: str, quant: str) -> tuple["T", "T"]:
-    """bf16 [R, 2I] → (q int8 [R, I], scale f32 [R])."""
-
+def activate(gate_up: "T", act: str) -> "T":
+    """bf16 [R, 2I] → silu(gate)·up, f32 [R, I], rounded to bf16 in between as the mode says."""
     gate, up = (half.float() for half in gate_up.chunk(2, dim=1))
     silu = gate / (1 + exp_cr(-gate))
     if act == "silu_round_twice":
-        p = (silu.bfloat16().float() * up).bfloat16().float()
-    elif act == "silu_round_once":
-        p = (silu * up).bfloat16().float()
-    else:
-        p = silu * up
-    return quantize(p, quant)
+        return (silu.bfloat16().float() * up).bfloat16().float()
+    if act == "silu_round_once":
+        return (silu * up).bfloat16().float()
+    return silu * up
+
+
+def act_quant(gate_up: "T", act: str, quant: str) -> tuple["T", "T"]:
+    """bf16 [R, 2I] → (q int8 [R, I], scale f32 [R])."""
+    return quantize(activate(gate_up, act), quant)
 
 
 def combine(y: "T", permuted: "T", weights: "T", fma_mode: str, out: "T") -> None:

@@ -3,8 +3,7 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from replay.kernels.eager import combine, route
-from replay.kernels.eager_common import exp_cr
+from replay.kernels import eager
 from replay.kernels.modes import WIDE
 from replay.model import Kernel, Problem
 
@@ -35,18 +34,14 @@ KERNELS = (
 
 def grouped_gemm(a: "T", offsets: "T", w: "T", bias: "T | None", out: "T") -> None:
     """Rows of each expert against its weights bf16 [K, N]."""
-    bounds = offsets.tolist()
-    for e in [e for e in range(len(bounds) - 1) if bounds[e] < bounds[e + 1]]:
-        part = slice(bounds[e], bounds[e + 1])
+    for e, part in eager.parts_of(offsets):
         y = a[part].float() @ w[e].float()
         out[part] = (y if bias is None else y + bias[e][None, :]).bfloat16()
 
 
 def activate(gate_up: "T", act: str) -> "T":
     """bf16 [R, 2I] → bf16 [R, I]."""
-    gate, up = (half.float() for half in gate_up.chunk(2, dim=1))
-    silu = gate / (1 + exp_cr(-gate))
-    return ((silu.bfloat16().float() if act == "silu_round_twice" else silu) * up).bfloat16()
+    return eager.activate(gate_up, act).bfloat16()
 
 
 def _middle(a: "T", offsets: "T", t: "Tensors", act: str, y: "T") -> None:
@@ -89,15 +84,10 @@ def prepare_layer(problem: Problem, weights: "Tensors") -> "Run":
     g = problem.geometry
 
     def run(t: "Tensors") -> None:
-        _, offsets, permuted = route(t["topk_ids"], g.experts)
-        flat = permuted.reshape(-1).long()
-        here = (flat >= 0).nonzero()[:, 0]
-        a = t["x"].new_empty(len(here), g.hidden)
-        a[flat[here]] = t["x"][here // g.top_k]
+        _, offsets, permuted = eager.route(t["topk_ids"], g.experts)
+        a = t["x"][eager.tokens_of(permuted, permuted.numel()).clamp_min(0)]  # rows that are nobody's are not looked at
         y = torch.empty_like(a)
         _middle(a, offsets, t, problem.mode("act"), y)
-        # A layer of nobody has no row that combine could look at.
-        rows = y if len(y) else y.new_zeros(1, g.hidden)
-        combine(rows, permuted, t["topk_weights"], problem.mode("combine_fma"), t["out"])
+        eager.combine(y, permuted, t["topk_weights"], problem.mode("combine_fma"), t["out"])
 
     return run

@@ -93,21 +93,24 @@ def grouped_gemm(
     return out
 
 
-def act_quant(gate_up: U16, act: str, quant: str) -> tuple[I8, F32]:
-    """bf16 [R, 2I] (gate | up) → (q int8 [R, I], scale f32 [R])."""
+def activate(gate_up: U16, act: str) -> F32:
+    """bf16 [R, 2I] (gate | up) → silu(gate)·up, f32 [R, I], rounded to bf16 in between as the mode says."""
     inter = gate_up.shape[1] // 2
     gate, up = bf16_to_f32(gate_up[:, :inter]), bf16_to_f32(gate_up[:, inter:])
     s = silu(gate)
     with np.errstate(over="ignore", invalid="ignore"):
         if act == "silu_round_twice":
-            p = bf16_to_f32(rn_bf16(bf16_to_f32(rn_bf16(s)) * up))
-        elif act == "silu_round_once":
-            p = bf16_to_f32(rn_bf16(s * up))
-        elif act == "silu_f32":
-            p = s * up
-        else:
-            raise ValueError(f"activation mode {act!r}")
-    return quantize(p, quant)
+            return bf16_to_f32(rn_bf16(bf16_to_f32(rn_bf16(s)) * up))
+        if act == "silu_round_once":
+            return bf16_to_f32(rn_bf16(s * up))
+        if act == "silu_f32":
+            return s * up
+    raise ValueError(f"activation mode {act!r}")
+
+
+def act_quant(gate_up: U16, act: str, quant: str) -> tuple[I8, F32]:
+    """bf16 [R, 2I] (gate | up) → (q int8 [R, I], scale f32 [R])."""
+    return quantize(activate(gate_up, act), quant)
 
 
 def combine(y: U16, unpermuted_to_permuted: I32, topk_weights: F32, mode: str) -> U16:

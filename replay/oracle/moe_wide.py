@@ -6,7 +6,7 @@ f64 sums of a few thousand products of bf16 are as good as exact beside a step o
 import numpy as np
 
 from replay.oracle import moe
-from replay.oracle.arith import F32, F64, I32, I64, U16, bf16_to_f32, rn_bf16, silu
+from replay.oracle.arith import F32, F64, I32, I64, U16, bf16_to_f32, rn_bf16
 from replay.oracle.moe import ExpertRows
 
 _DROPPED = 52 - 7  # bits of a mantissa that f64 has and bf16 has not
@@ -34,11 +34,8 @@ def grouped_gemm(a: U16, offsets: I64, weight: ExpertRows, bias: ExpertRows | No
 
 
 def activate(gate_up: U16, act: str) -> U16:
-    """bf16 [R, 2I] (gate | up) → bf16 [R, I]: the activation's own f32 steps, rounded once or twice as the mode says."""
-    inter = gate_up.shape[1] // 2
-    s, up = silu(bf16_to_f32(gate_up[:, :inter])), bf16_to_f32(gate_up[:, inter:])
-    with np.errstate(over="ignore", invalid="ignore"):
-        return rn_bf16((bf16_to_f32(rn_bf16(s)) if act == "silu_round_twice" else s) * up)
+    """bf16 [R, 2I] (gate | up) → bf16 [R, I]: what is quantised elsewhere is kept in bf16."""
+    return rn_bf16(moe.activate(gate_up, act))
 
 
 def middle(a: U16, offsets: I64, w13: ExpertRows, w2: ExpertRows, act: str) -> U16:

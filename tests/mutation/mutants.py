@@ -18,7 +18,7 @@ import numpy as np
 MODULES = ("replay.oracle.arith", "replay.oracle.quant", "replay.oracle.moe", "replay.stages.moe")
 # In the stages' module only what turns tensors into an oracle's arguments is part of the truth, and the order it is held in.
 STAGE_FUNCTIONS = (
-    "_quantize", "_route", "_remap", "_gemm1", "_act_quant", "_gemm2", "_combine", "_layer_weights", "_middle", "_layer",
+    "_quantize", "_route", "_remap", "_gemm", "_gemm1", "_act_quant", "_gemm2", "_combine", "_layer_weights", "_middle", "_layer",
     "_shared_weights", "_shared", "_canonical_route",
 )  # fmt: skip
 

@@ -1,10 +1,10 @@
 """Operations that run MoE stages: as released, and the fork's int8."""
 
 from collections.abc import Callable, Iterator, Mapping
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from replay.kernels.adapters.binding import NONE, Argument, Binding, Is, Room, Value, of_problem
+from replay.kernels.eager import parts_of
 from replay.kernels.modes import WIDE
 from replay.model import Problem
 
@@ -136,11 +136,9 @@ def _experts(stage: str) -> "Callable[[Problem, Tensors], Iterator[Tensors]]":
     rows, weight, out = _GEMMS[stage]
 
     def calls(p: Problem, t: "Tensors") -> "Iterator[Tensors]":
-        bounds = t["offsets"].tolist()
-        for e, (begin, end) in enumerate(pairwise(bounds)):
-            if begin < end:
-                own = {name: t[name][e] for name in (weight, f"{weight}_scale", f"{weight}_bias") if name in t}
-                yield own | {name: t[name][begin:end] for name in (rows, f"{rows}_scale", out)}
+        for e, part in parts_of(t["offsets"]):
+            own = {name: t[name][e] for name in (weight, f"{weight}_scale", f"{weight}_bias") if name in t}
+            yield own | {name: t[name][part] for name in (rows, f"{rows}_scale", out)}
 
     return calls
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     Weights = Mapping[str, torch.Tensor]
 
 _EPILOGUES = {"row_then_col": 0, "scales_first": 1}
-_ACTS = {"silu_round_twice": 0, "silu_round_once": 1, "silu_f32": 2}
+ACTS = {"silu_round_twice": 0, "silu_round_once": 1, "silu_f32": 2}
 _QUANTS = {"recip_half_away": 0, "recip_half_even": 1, "div_half_even": 2, "rmsnorm_int8": 3, "group_trunc": 4}
 _ROWS_TOGETHER = 4  # dot.hpp
 _ITEM_BYTES = 64 << 10  # weights a cpu work-item reads: enough to outweigh its start, few enough to share among cores
@@ -226,14 +226,14 @@ class Steps:
     ) -> None:
         """moe.act_quant in one launch."""
         sizes = i32(experts or self.g.experts), i32(self.g.inter)
-        modes = self.mode(_ACTS, "act"), self.mode(_QUANTS, "quant")
+        modes = self.mode(ACTS, "act"), self.mode(_QUANTS, "quant")
         self._rows("moe_rows", "act_quant", rows or self.pairs, gate_up, offsets, h, h_scale, *sizes, *modes)
 
     def act_quant_two_step(self) -> None:
         """moe.act_quant: the activation into f32 scratch, then its quantisation."""
         p = self.scratch(self.pairs, self.g.inter, dtype="float32")
         sizes = i32(self.g.experts), i32(self.g.inter)
-        self._rows("moe_rows", "activate", self.pairs, "gate_up", "offsets", p, *sizes, self.mode(_ACTS, "act"))
+        self._rows("moe_rows", "activate", self.pairs, "gate_up", "offsets", p, *sizes, self.mode(ACTS, "act"))
         self._rows("moe_rows", "quantize_f32", self.pairs, p, "offsets", "h", "h_scale", *sizes, self.mode(_QUANTS, "quant"))
 
     def combine(self, y: Any = "y", permuted: Any = "unpermuted_to_permuted", out: Any = "out", direct: bool = False) -> None:
@@ -246,7 +246,7 @@ class Steps:
     # ------------------------------------------------------------ composites
 
     def _expert_args(self) -> tuple[Any, ...]:
-        modes = self.mode(_ACTS, "act"), self.mode(_QUANTS, "quant"), self.mode(_EPILOGUES, "epilogue")
+        modes = self.mode(ACTS, "act"), self.mode(_QUANTS, "quant"), self.mode(_EPILOGUES, "epilogue")
         return "w13", "w13_scale", "w2", "w2_scale", i32(self.g.hidden), i32(self.g.inter), *modes
 
     def middle_staged(

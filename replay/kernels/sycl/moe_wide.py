@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from replay.kernels.gathered import gathered
 from replay.kernels.sycl.launch import device_kind
+from replay.kernels.sycl.moe import ACTS
 from replay.kernels.sycl.runtime import Program
 from replay.model import Problem
 
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
 
     Tensors = Mapping[str, torch.Tensor]
 
-_ACTS = {"silu_round_twice": 0, "silu_round_once": 1, "silu_f32": 2}
 _COLUMNS, _LANES = 64, 256  # moe_wide.cpp
 i32 = ctypes.c_int32
 
@@ -33,7 +33,7 @@ def prepare_layer(problem: Problem, weights: "Tensors", body: str | None = None)
     sizes = (i32(g.hidden), i32(g.inter), i32(g.top_k))
     program.add(
         "moe_wide", f"wide_first_{body}", (problem.rows, g.top_k, -(-g.inter // block) * lanes), (1, 1, lanes),
-        "x", "topk_ids", "w13", p, *sizes, i32(_ACTS[problem.mode("act")]),
+        "x", "topk_ids", "w13", p, *sizes, i32(ACTS[problem.mode("act")]),
     )  # fmt: skip
     program.add(
         "moe_wide", f"wide_second_{body}", (problem.rows, -(-g.hidden // block) * lanes), (1, lanes),
