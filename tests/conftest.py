@@ -14,7 +14,7 @@ import pytest
 
 from replay.devices import Device
 from replay.exactness.judge import judge, with_twin
-from replay.kernels.registry import load_file, registered
+from replay.kernels.registry import lacking_mode, load_file, registered
 from replay.model import Case, CaseId, Exact, Geometry, Kernel, Outcome, Routes, Source, preset
 from replay.session import child
 from replay.session.arms import Arms
@@ -83,8 +83,7 @@ def judge_here(kernel_id: str, case: Case, load: str | None = None, repeats: int
 
 def takes_defaults(kernel: Kernel) -> bool:
     """Whether a kernel has its stage's default modes; one of bf16 rows has not."""
-    defaults = {name: values[0] for name, values in STAGES[kernel.stage].modes.items()}
-    return all(defaults[name] in values for name, values in kernel.modes if name in defaults)
+    return lacking_mode(kernel, {name: values[0] for name, values in STAGES[kernel.stage].modes.items()}) is None
 
 
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]

@@ -32,8 +32,8 @@ def registered(load: Iterable[str] = (), read: Read | None = None) -> dict[str, 
     from replay.kernels import eager, eager_gdn, eager_topk, eager_wide, sycl, triton, xpu_kernels
 
     found: dict[str, Kernel] = {}
-    modules = (eager, eager_wide, eager_gdn, eager_topk, sycl, xpu_kernels)
-    for provider in (*(module.KERNELS for module in modules[:-1]), triton.kernels(), modules[-1].KERNELS):
+    ours = (eager.KERNELS, eager_wide.KERNELS, eager_gdn.KERNELS, eager_topk.KERNELS, sycl.KERNELS, triton.kernels())
+    for provider in (*ours, xpu_kernels.KERNELS):
         _add(found, provider, "b70-replay")
     for point in entry_points(group=ENTRY_POINTS):
         where = f"entry point {point.name}"
@@ -150,11 +150,16 @@ def unavailable(kernel: Kernel, problem: Problem, device: str, launch: str = "ca
         return f"runs on {', '.join(kernel.devices)}, not on {kind}"
     if launch == "graph" and not kernel.graph_safe:
         return "not graph-safe: a graph of it cannot be captured"
+    return lacking_mode(kernel, dict(problem.modes)) or next(lacking(kernel.needs), None)
+
+
+def lacking_mode(kernel: Kernel, modes: Mapping[str, str]) -> str | None:
+    """The first of these modes that the kernel does not have, or None."""
     for name, values in kernel.modes:
-        asked = dict(problem.modes).get(name)
+        asked = modes.get(name)
         if asked is not None and asked not in values:
             return f"mode {name}={asked} is not implemented (has {', '.join(values)})"
-    return next(lacking(kernel.needs), None)
+    return None
 
 
 def lacking(needs: Iterable[str]) -> Iterator[str]:

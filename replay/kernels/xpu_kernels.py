@@ -116,10 +116,11 @@ def file_of(build_: str) -> str:
     name = f"{folder.name}-{hashlib.sha256(str(folder).encode()).hexdigest()[:6]}"
     file = cache.folder() / "builds" / f"{name}.py"
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(
+    text = (
         f'"""The build of vllm-xpu-kernels in {folder}."""\n\nfrom replay.kernels.xpu_kernels import build\n\n'
         f"KERNELS = build({str(folder)!r}, {BUILD + name!r})\n"
     )
+    cache.write(file, text.encode())
     return str(file)
 
 

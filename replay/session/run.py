@@ -326,9 +326,9 @@ class Session:
         inputs, want = self.truth(case, timed=True)
         kernels = {k.id: k for k in self.plan.kernels_of(case.problem.stage)}
         for arm, got in outputs.items():
-            stage = STAGES[case.problem.stage].judging(kernels[arm.removesuffix(NULL)])
-            found = graded(stage, case.problem, inputs, want, got)
             kernel = arm.removesuffix(NULL)
+            stage = STAGES[case.problem.stage].judging(kernels[kernel])
+            found = graded(stage, case.problem, inputs, want, got)
             outcome = self.state.outcomes[str(case.id), kernel]
             when = f"after timing, {TWIN[case.twin]}" if case.twin else "in a timed call: "
             if isinstance(found, Mismatch):

@@ -4,7 +4,7 @@
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from replay.model import Problem
@@ -73,7 +73,7 @@ class Binding:
     modes: tuple[tuple[str, tuple[str, ...]], ...] = ()
     calls: "Callable[[Problem, Tensors], Iterator[Tensors]]" = _once
     finish: "Callable[[Problem, Tensors, Mapping[str, Any], Any], None]" = _ends
-    undeclared: tuple[str, ...] = field(default=())
+    undeclared: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:

@@ -5,7 +5,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from replay.kernels.triton.device import gdn as device
-from replay.kernels.triton.launch import bits, floats, launched, prepared
+from replay.kernels.triton.launch import bits, floats, launched, once, prepared
 from replay.model import Problem
 
 if TYPE_CHECKING:
@@ -32,9 +32,7 @@ class Steps:
         """bf16 [rows, width], kept."""
         import torch
 
-        if name not in self.kept:
-            self.kept[name] = torch.empty((self.p.rows, width), dtype=torch.bfloat16, device=like.device)
-        return self.kept[name]
+        return once(self.kept, name, lambda: torch.empty((self.p.rows, width), dtype=torch.bfloat16, device=like.device))
 
     def conv(self, t: "Tensors", qkv: "T", b: "T", a: "T") -> None:
         """gdn.conv."""

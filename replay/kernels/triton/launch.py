@@ -39,6 +39,13 @@ def prepared(
     return prepare
 
 
+def once(kept: "dict[str, torch.Tensor]", name: str, make: "Callable[[], torch.Tensor]") -> "torch.Tensor":
+    """A buffer by name, made in the first call that asks for it."""
+    if name not in kept:
+        kept[name] = make()
+    return kept[name]
+
+
 def bits(tensor: "torch.Tensor") -> "torch.Tensor":
     """A bf16 tensor as int16: device code widens and rounds bits by itself."""
     import torch
@@ -58,11 +65,6 @@ def words(tensor: "torch.Tensor") -> "torch.Tensor":
     import torch
 
     return tensor.view(torch.int32)
-
-
-def power_of_two(size: int) -> int:
-    """The least power of two that holds so many."""
-    return 1 << (size - 1).bit_length()
 
 
 def on_cuda(tensor: "torch.Tensor") -> bool:

@@ -5,8 +5,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
+from triton import next_power_of_2
+
 from replay.kernels.triton.device import moe as device
-from replay.kernels.triton.launch import bits, launched, power_of_two, prepared, words
+from replay.kernels.triton.launch import bits, launched, once, prepared, words
 from replay.model import Problem
 
 if TYPE_CHECKING:
@@ -54,33 +56,28 @@ class Steps:
                 raise ValueError(f"{name}: expected a multiple of 4, got {size}")
 
     def scratch(self, name: str, like: "T", dtype: str, *shape: int) -> "T":
-        """A buffer by name, made once, on the device of ``like``; zeros, since pairs without an expert write none."""
+        """A buffer by name, on the device of ``like``; zeros, since pairs without an expert write none."""
         import torch
 
-        if name not in self.kept:
-            self.kept[name] = torch.zeros(shape, dtype=getattr(torch, dtype), device=like.device)
-        return self.kept[name]
+        return once(self.kept, name, lambda: torch.zeros(shape, dtype=getattr(torch, dtype), device=like.device))
 
     def places(self, like: "T", count: int) -> "T":
         """0, 1, 2, …: the places of rows that nobody permutes."""
         import torch
 
-        if f"places {count}" not in self.kept:
-            self.kept[f"places {count}"] = torch.arange(count, dtype=torch.int32, device=like.device)
-        return self.kept[f"places {count}"]
+        return once(self.kept, f"places {count}", lambda: torch.arange(count, dtype=torch.int32, device=like.device))
 
     def whole(self, like: "T", rows: int) -> "T":
         """Offsets of which only the last counts: all rows are somebody's."""
         import torch
 
-        if f"whole {rows}" not in self.kept:
-            self.kept[f"whole {rows}"] = torch.full((1,), rows, device=like.device)  # a fill, so that a graph can hold it
-        return self.kept[f"whole {rows}"]
+        # A fill, so that a graph can hold it.
+        return once(self.kept, f"whole {rows}", lambda: torch.full((1,), rows, device=like.device))
 
     def quantize(self, x: "T", q: "T", scale: "T") -> None:
         """moe.quantize."""
         h = self.g.hidden
-        launched(device.quantize, (len(x),), bits(x), q, scale, h, power_of_two(h), self.modes["quant"])
+        launched(device.quantize, (len(x),), bits(x), q, scale, h, next_power_of_2(h), self.modes["quant"])
 
     def gemm(self, a: "T", a_scale: "T", ids: "T", permuted: "T", t: "Tensors", weight: str, out: "T", alike: int = 1) -> None:
         """One of the two products of a pair's row with its expert's weights; ``alike`` places share a row of ``a``."""
@@ -89,7 +86,7 @@ class Steps:
         launched(
             device.gemm, (ids.numel(), -(-width // STAGED.columns)), words(a), a_scale, ids, permuted,
             words(w), t[f"{weight}_scale"], w if bias is None else bias, bits(out), depth, width, alike,
-            bias is not None, self.modes["epilogue"], STAGED.columns, min(power_of_two(depth // 4), 256),
+            bias is not None, self.modes["epilogue"], STAGED.columns, min(next_power_of_2(depth // 4), 256),
             warps=STAGED.warps,
         )  # fmt: skip
 
@@ -97,7 +94,7 @@ class Steps:
         """moe.act_quant over all rows up to the last of ``offsets``."""
         i = self.g.inter
         launched(
-            device.act_quant, (len(gate_up),), bits(gate_up), offsets, len(offsets) - 1, h, h_scale, i, power_of_two(i),
+            device.act_quant, (len(gate_up),), bits(gate_up), offsets, len(offsets) - 1, h, h_scale, i, next_power_of_2(i),
             self.modes["act"], self.modes["quant"],
         )  # fmt: skip
 
@@ -151,12 +148,12 @@ class Steps:
         arithmetic = modes["quant"], modes["epilogue"]
         launched(
             device.layer_first, (self.pairs * -(-g.inter // tile.columns),), bits(x), ids, w13, t["w13_scale"], p, g.hidden,
-            g.inter, g.top_k, tile.columns, power_of_two(g.hidden), *arithmetic, modes["act"], warps=tile.warps,
+            g.inter, g.top_k, tile.columns, next_power_of_2(g.hidden), *arithmetic, modes["act"], warps=tile.warps,
         )  # fmt: skip
         launched(
             device.layer_second, (-(-g.hidden // SECOND.columns), self.p.rows), p, ids, w2, t["w2_scale"], t["topk_weights"],
-            bits(out), g.hidden, g.inter, g.top_k, power_of_two(g.top_k), SECOND.columns, power_of_two(g.inter), *arithmetic,
-            warps=SECOND.warps,
+            bits(out), g.hidden, g.inter, g.top_k, next_power_of_2(g.top_k), SECOND.columns, next_power_of_2(g.inter),
+            *arithmetic, warps=SECOND.warps,
         )  # fmt: skip
 
 
@@ -178,7 +175,7 @@ def _route(s: Steps, t: "Tensors") -> None:
 
 def _remap(s: Steps, t: "Tensors") -> None:
     h, names = s.g.hidden, ("q", "q_scale", "unpermuted_to_permuted", "a", "a_scale")
-    launched(device.remap, (s.pairs,), *(t[n] for n in names), h, s.g.top_k, power_of_two(h))
+    launched(device.remap, (s.pairs,), *(t[n] for n in names), h, s.g.top_k, next_power_of_2(h))
 
 
 def _gemm(rows: str, weight: str, out: str) -> Callable[[Steps, "Tensors"], None]:

@@ -4,11 +4,12 @@ Rows are read by the stride that they have.
 """
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from replay.kernels.gathered import gathered
+from triton import next_power_of_2
+
 from replay.kernels.triton.device import topk as device
-from replay.kernels.triton.launch import floats, launched, power_of_two
+from replay.kernels.triton.launch import floats, launched, prepared
 from replay.model import Problem
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ def prepare_rows_groups(problem: Problem, weights: "Tensors") -> "Run":
     import torch
 
     k, next_n, is_bf16 = int(problem.mode("k")), int(problem.mode("next_n")), problem.mode("logits") == "bf16"
-    groups = max(GROUPS, power_of_two(2 * k))
+    groups = max(GROUPS, next_power_of_2(2 * k))
     kept: dict[str, T] = {}
 
     def run(t: "Tensors") -> None:
@@ -60,7 +61,7 @@ def prepare_rows_groups(problem: Problem, weights: "Tensors") -> "Run":
                 kept[name] = torch.empty(shape, dtype=torch.int64, device=logits.device)
             kept["found"] = torch.empty(rows, dtype=torch.int32, device=logits.device)
         largest, candidates, least, found = kept.values()
-        chunks = min(groups, power_of_two(-(-columns // CHUNK)))
+        chunks = min(groups, next_power_of_2(-(-columns // CHUNK)))
         given = (floats(logits), logits.stride(0), columns, t["seq_lens"])
         of, length = groups // chunks, -(-columns // groups)
         launched(device.group_maxima, (chunks, rows), *given, largest, length, of, max(CHUNK // of, 1), next_n, is_bf16)
@@ -72,18 +73,17 @@ def prepare_rows_groups(problem: Problem, weights: "Tensors") -> "Run":
     return run
 
 
-def prepare_router_rows(problem: Problem, weights: "Tensors") -> "Run":
-    """topk.router in one launch."""
+def _router_sizes(problem: Problem) -> tuple[Any, ...]:
     g, modes = problem.geometry, dict(problem.modes)
-    parts = power_of_two(-(-g.experts // 32))
     flags = (modes["logits"] == "bf16", modes["bias"] == "on", modes["padding"] == "on", modes["renormalize"] == "on")
+    return g.experts, next_power_of_2(-(-g.experts // 32)), g.top_k, next_power_of_2(g.top_k), *flags
 
-    def run(tensors: "Tensors") -> None:
-        t = gathered(tensors, ()) if problem.layout != "contiguous" else tensors
-        x = t["gating_output"]
-        launched(
-            device.router, (problem.rows,), floats(x), t.get("bias", x), t.get("is_padding", x), t["topk_weights"],
-            t["topk_ids"], g.experts, parts, g.top_k, power_of_two(g.top_k), *flags,
-        )  # fmt: skip
 
-    return run
+def _router(sizes: tuple[Any, ...], t: "Tensors") -> None:
+    """One launch."""
+    x = t["gating_output"]
+    given = floats(x), t.get("bias", x), t.get("is_padding", x)
+    launched(device.router, (len(x),), *given, t["topk_weights"], t["topk_ids"], *sizes)
+
+
+prepare_router_rows = prepared(_router_sizes, (), _router)
