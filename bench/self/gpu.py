@@ -14,6 +14,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -136,7 +137,7 @@ class Posed:
         else:
             run = self.arms.prepare(kernel, {})
             runs = [(run, dict(t)) for t in self.tensors]
-        return line(name or kernel.id, [lambda run=run, t=t: run(t) for run, t in runs])  # type: ignore[misc]  # bound at once
+        return line(name or kernel.id, [partial(run, t) for run, t in runs])
 
 
 def one_after_the_other(posed: Posed) -> Iterator[Line]:
@@ -158,9 +159,10 @@ def fla_alone(posed: Posed) -> Iterator[Line]:
         q, k, v = (x[:, None].contiguous() for x in gdn_peers.split(posed.problem, t["qkv"]))
         decay, beta = (x[:, None] for x in gdn_peers.gates(t, posed.problem))
         state = t["ssm_state"][t["slots"].long()].float().transpose(2, 3).contiguous()
-        return lambda: fused_recurrent_gated_delta_rule(
-            q, k, v, g=decay, beta=beta, initial_state=state, output_final_state=True, use_qk_l2norm_in_kernel=True
-        )
+        return partial(
+            fused_recurrent_gated_delta_rule, q, k, v, g=decay, beta=beta, initial_state=state, output_final_state=True,
+            use_qk_l2norm_in_kernel=True,
+        )  # fmt: skip
 
     yield line("fla fused_recurrent_gated_delta_rule, alone", [call(t) for t in posed.tensors])
 
@@ -170,17 +172,17 @@ def of_torch(posed: Posed) -> Iterator[Line]:
     # A router's logits have another name, and there is no one operation of torch's for them.
     logits = [t["logits"] for t in posed.tensors if "logits" in t]
     if posed.problem.stage == "topk.greedy":
-        yield line("torch.argmax, alone", [lambda x=x: x.argmax(1) for x in logits])  # type: ignore[misc]  # bound at once
-        yield line("torch.topk(1), alone", [lambda x=x: x.topk(1, dim=1) for x in logits])  # type: ignore[misc]
+        yield line("torch.argmax, alone", [partial(x.argmax, 1) for x in logits])
+        yield line("torch.topk(1), alone", [partial(x.topk, 1, dim=1) for x in logits])
     elif posed.problem.stage == "topk.rows":
         k = int(posed.problem.mode("k"))
-        yield line(f"torch.topk({k}), alone", [lambda x=x: x.topk(k, dim=1) for x in logits])  # type: ignore[misc]
+        yield line(f"torch.topk({k}), alone", [partial(x.topk, k, dim=1) for x in logits])
 
 
 def bytes_in_place(posed: Posed) -> Iterator[Line]:
     """The states' bytes changed in place, and fla's operation."""
     rows, live = [t["ssm_state"] for t in posed.tensors], posed.problem.rows
-    yield line("torch.mul_ of as many bytes of state", [lambda x=x: x[:live].mul_(1.0) for x in rows])  # type: ignore[misc]
+    yield line("torch.mul_ of as many bytes of state", [partial(x[:live].mul_, 1.0) for x in rows])
     yield from fla_alone(posed)
 
 

@@ -84,7 +84,7 @@ def fused_moe_kernel() -> Any:
     module = cache.folder() / "peers" / "vllm_fused_moe_kernel.py"
     module.parent.mkdir(parents=True, exist_ok=True)
     jitted = "\n\n".join(f"@triton.jit\n{part}" for part in parts)
-    module.write_text(f"import triton\nimport triton.language as tl\n\n{jitted}\n")
+    cache.write(module, f"import triton\nimport triton.language as tl\n\n{jitted}\n".encode())
     return import_file(str(module)).fused_moe_kernel
 
 
@@ -103,35 +103,22 @@ def product(a: "T", a_scale: "T", ids: "T", w: "T", w_scale: "T", out: "T", alik
     )  # fmt: skip
 
 
-class Steps:
-    """What a problem's calls share: scratch, and the number of blocks that vLLM's kernel wants to read from memory."""
-
-    def __init__(self, problem: Problem) -> None:
-        from replay.kernels.triton.moe import Steps as Ours
-
-        self.ours, self.top_k, self.inter = Ours(problem), problem.geometry.top_k, problem.geometry.inter
-
-    def product(self, a: "T", a_scale: "T", ids: "T", t: "Tensors", weight: str, out: "T", alike: int) -> None:
-        """One product with the best tile that is known."""
-        w = t[weight]
-        count = self.ours.whole(a, ids.numel() * 16)
-        product(a, a_scale, ids, w, t[f"{weight}_scale"], out, alike, BEST.get((w.shape[2], w.shape[1]), SEARCHED[0]), count)
-
-    def layer(self, t: "Tensors") -> None:
-        """Quantise, product, activate and quantise, product, combine: five launches."""
-        ours, x, ids = self.ours, t["x"], t["topk_ids"]
-        gate_up = ours.scratch("gate_up", x, "bfloat16", ours.pairs, 2 * self.inter)
-        h, h_scale = ours.scratch("h", x, "int8", ours.pairs, self.inter), ours.scratch("h_scale", x, "float32", ours.pairs)
-        y = ours.scratch("y", x, "bfloat16", ours.pairs, x.shape[1])
-        self.product(*ours.quantized(x), ids, t, "w13", gate_up, self.top_k)
-        ours.act_quant(gate_up, ours.whole(x, ours.pairs), h, h_scale)
-        self.product(h, h_scale, ids, t, "w2", y, 1)
-        ours.combine(y, ids, ours.places(x, ours.pairs), t["topk_weights"], t["out"])
-
-
 def prepare_layer(problem: Problem, weights: "Tensors") -> "Run":
-    """moe.layer by vLLM's kernel and ours around it."""
-    return Steps(problem).layer
+    """moe.layer in five launches: our staged one, with vLLM's kernel for both products."""
+    from replay.kernels.triton.moe import Steps
+
+    class Theirs(Steps):
+        """Pairs stay where they are, so a place is a pair's number."""
+
+        def gemm(
+            self, a: "T", a_scale: "T", ids: "T", permuted: "T", t: "Tensors", weight: str, out: "T", alike: int = 1
+        ) -> None:
+            """The best tile that is known."""
+            w, count = t[weight], self.whole(a, ids.numel() * 16)  # blocks: vLLM's kernel reads their number from memory
+            product(a, a_scale, ids, w, t[f"{weight}_scale"], out, alike, BEST.get((w.shape[2], w.shape[1]), SEARCHED[0]), count)
+
+    steps = Theirs(problem)
+    return lambda t: steps.layer_staged(t, t["out"])
 
 
 # ---------------------------------------------------------------- which tiles are best
