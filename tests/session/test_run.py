@@ -12,7 +12,21 @@ from replay.results.seen import Seen
 from replay.session import journal
 from tests.conftest import Cli
 
-KERNELS = """
+LATER = """
+def later(prepare, fault):
+    def prepared(problem, weights):
+        calls, right = [], prepare(problem, weights)
+        def run(t):
+            right(t)
+            calls.append(1)
+            if len(calls) > 20:  # more than are judged
+                fault(t)
+        return run
+    return prepared
+"""
+KERNELS = (
+    LATER
+    + """
 import os, time, torch
 from replay.kernels.eager import prepare_route, route
 from replay.model import Kernel
@@ -31,25 +45,11 @@ def raising(problem, weights):
 def noop(problem, weights):
     return lambda t: None
 
-def later_wrong(problem, weights):
-    calls = []
-    ok = prepare_route(problem, weights)
-    def run(t):
-        ok(t)
-        calls.append(1)
-        if len(calls) > 20:
-            t["offsets"][0] = 1
-    return run
+def first_offset(t):
+    t["offsets"][0] = 1
 
-def dies_when_timed(problem, weights):
-    calls = []
-    ok = prepare_route(problem, weights)
-    def run(t):
-        ok(t)
-        calls.append(1)
-        if len(calls) > 20:
-            os.kill(os.getpid(), 9)
-    return run
+later_wrong = later(prepare_route, first_offset)
+dies_when_timed = later(prepare_route, lambda t: os.kill(os.getpid(), 9))
 
 def flaky(problem, weights):
     calls = []
@@ -109,6 +109,7 @@ KERNELS = [Kernel(id=f"mine:moe.route:{n}", prepare=f":{n}") for n in NAMES]
 KERNELS.append(Kernel(id="mine:moe.route:elsewhere", prepare=":right", devices=("xpu",)))
 KERNELS.append(Kernel(id="mine:moe.route:needy", prepare=":right", needs=("python:no_such_module",)))
 """
+)
 
 
 ONE_CASE = (
@@ -155,23 +156,20 @@ def test_every_kernel_gets_its_own_answer(cli: Cli, tmp_path: Path, kernels: Pat
     assert "mine:moe.route:needy (no Python module no_such_module)" in done.stdout
 
 
-NEAR = """
+NEAR = (
+    LATER
+    + """
 from replay.kernels.eager_gdn import prepare_conv
 from replay.model import Kernel
 
-def near(problem, weights):
-    calls = []
-    right = prepare_conv(problem, weights)
-    def run(t):
-        right(t)
-        calls.append(1)
-        if len(calls) > 20:  # one step of bf16
-            import torch
-            t["qkv"].view(torch.int16)[0, 0] ^= 1
-    return run
+def one_step(t):  # of bf16
+    import torch
+    t["qkv"].view(torch.int16)[0, 0] ^= 1
 
+near = later(prepare_conv, one_step)
 KERNELS = [Kernel(id=f"mine:gdn.conv:{name}", prepare=":near", budgeted=name == "asks") for name in ("asks", "asks_not")]
 """
+)
 
 
 def test_a_budget_needed_in_a_timed_call_lowers_the_grade(cli: Cli, tmp_path: Path) -> None:
