@@ -134,7 +134,7 @@ def test_counters_that_nobody_zeroed_are_refused(calls: list[dict[str, Any]], tm
     name = "moe.route:remap_hidden_states"
     judge_here(f"xpu_kernels:{name}", case_of(BINDINGS[name], tmp_path), repeats=1)
     with pytest.raises(fakes.Refused, match="rows_per_expert: expected zeros"):
-        fakes.remap_hidden_states(calls[-1])
+        fakes.moe.remap_hidden_states(calls[-1])
 
 
 def test_what_is_written_is_told_whether_a_schema_declares_it_or_not() -> None:
