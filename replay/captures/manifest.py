@@ -16,7 +16,7 @@ MANIFEST = "manifest.json"
 TENSOR_SUFFIX = ".safetensors"
 
 
-Holds = Literal["routes", "states", "logits"]
+Holds = Literal["routes", "states", "logits", "gates"]
 
 
 class FileEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -26,6 +26,20 @@ class FileEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     holds: Holds
     sha256: str
     bytes: int
+
+
+class Recorded(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """How a recording went: what served, what was asked for (``record``), ranks that agree, steps and rows; steps that were
+    ``dropped``, or ``lost`` with the process; why it ended."""
+
+    versions: dict[str, str]
+    record: dict[str, Any]
+    ranks: int
+    steps: int
+    rows: int
+    dropped: int
+    lost: int
+    ended: str
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -39,6 +53,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     modes: dict[str, str]
     files: list[FileEntry]
     generator: dict[str, Any] | None = None
+    recorded: Recorded | None = None
 
 
 def default_geometry(holds: Holds, model: str | None = None, tp: int | None = None) -> Geometry:
@@ -112,21 +127,25 @@ def locate(name: str) -> Path:
     return own if not path.exists() and "/" not in name and own.is_dir() else path
 
 
-def open_capture(path: Path) -> Capture:
+def open_capture(path: Path, holds: Holds | None = None) -> Capture:
     """Open a capture folder, or one route, state or logit file (a manifest beside it that names it is used).
 
-    Raises InputError for a missing path, a folder without a manifest, or a file that its manifest does not describe.
+    A folder that holds several kinds is opened as what is asked for, or as the first of them. Raises InputError for a missing
+    path, a folder without a manifest, a recording that was not closed, or a file that its manifest does not describe.
     """
     if not path.exists():
         raise InputError(str(path), "path", "a capture", "no such file or folder")
     folder = path if path.is_dir() else path.parent
     if path.is_dir() and not (path / MANIFEST).is_file():
+        if any(path.glob("rank*.journal")):
+            close = f"b70-replay capture close {path}"
+            raise InputError(str(path), "path", f"a capture (`{close}` makes one)", "a recording that was not closed")
         raise InputError(str(path), "path", f"a route file, or a folder with {MANIFEST}", "a directory without one")
     if (folder / MANIFEST).is_file():
         manifest = read_manifest(folder / MANIFEST)
         entries = [e for e in manifest.files if path in (folder, folder / e.path)]
         if entries:
-            return _described(folder, manifest, entries)
+            return _described(folder, manifest, entries, holds)
         if path.is_dir():
             raise InputError(str(folder / MANIFEST), "files", "a file that holds routes, states or logits", "none")
     if not path.is_file():
@@ -139,13 +158,23 @@ def open_capture(path: Path) -> Capture:
     return Capture(sha256[:8], "routes", (path,), sha256, None, {})
 
 
-def _described(folder: Path, manifest: Manifest, entries: list[FileEntry]) -> Capture:
-    """A capture as its manifest describes it; several routes, or several kinds in one, are read as the first one's."""
+def kinds(path: Path) -> tuple[Holds, ...]:
+    """What a capture holds, in its manifest's order; InputError as ``open_capture`` has it."""
+    folder = path if path.is_dir() else path.parent
+    if (folder / MANIFEST).is_file():
+        entries = read_manifest(folder / MANIFEST).files
+        if found := tuple(dict.fromkeys(e.holds for e in entries if path in (folder, folder / e.path))):
+            return found
+    return (open_capture(path).holds,)
+
+
+def _described(folder: Path, manifest: Manifest, entries: list[FileEntry], asked: Holds | None) -> Capture:
+    """A capture as its manifest describes it; of several route files the first is read."""
     from replay.captures.seeded import folder_of
 
     folder = folder_of(folder, manifest)
     check_files(folder, manifest)
-    holds = entries[0].holds
+    holds = asked if any(e.holds == asked for e in entries) and asked else entries[0].holds
     chosen = [e for e in entries if e.holds == holds][: 1 if holds == "routes" else None]
     files = tuple(folder / e.path for e in chosen)
     sha256 = chosen[0].sha256 if len(chosen) == 1 else hashlib.sha256("".join(e.sha256 for e in chosen).encode()).hexdigest()

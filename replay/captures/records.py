@@ -31,7 +31,10 @@ class LabRecord(msgspec.Struct, frozen=True):
 
 
 class V1Record(msgspec.Struct, frozen=True):
-    """One line of form v1: what the lab's form has that cannot be derived, and what a replay wants besides."""
+    """One line of form v1: what the lab's form has that cannot be derived, and what a replay wants besides.
+
+    ``positions``: each token's place in its sequence. ``call_rows``: rows of the call, where a filter left some out.
+    """
 
     v: int
     layer: str
@@ -47,6 +50,8 @@ class V1Record(msgspec.Struct, frozen=True):
     padding: list[bool] | None = None
     rank: str | int | None = None
     ts: float | None = None
+    positions: list[int] | None = None
+    call_rows: int | None = None
 
 
 Told = tuple[str, str, str] | None

@@ -25,7 +25,7 @@ NAMES = {"BF16": "bf16", "F16": "f16", "F32": "f32", "I32": "i32"}
 _WRITTEN = {"float32": "F32", "float16": "F16", "int32": "I32", "uint16": "BF16"}
 _HEADER_LIMIT = 100 << 20
 # What a capture of tensors holds → the form that its files say they have.
-FORMS: Mapping[Holds, str] = {"states": "b70-state/1", "logits": "b70-logits/1"}
+FORMS: Mapping[Holds, str] = {"states": "b70-state/1", "logits": "b70-logits/1", "gates": "b70-gate/1"}
 
 
 class _Tensor(msgspec.Struct, frozen=True):

@@ -1,10 +1,14 @@
-"""``b70-replay capture``: check a capture, and say what is in it."""
+"""``b70-replay capture``: record, check, describe and hand on captures."""
 
 from typing import TYPE_CHECKING
 
 import click
 
+from replay.cli import recording
+
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from replay.captures import Capture
 
 
@@ -13,47 +17,87 @@ def command() -> None:
     """Work with captures: route JSONL files, or folders with a manifest."""
 
 
+command.add_command(recording.record)
+command.add_command(recording.close)
+command.add_command(recording.agree)
+
+
 @command.command()
 @click.argument("path")
 def validate(path: str) -> None:
-    """Check every record of a capture, and every file against its manifest."""
-    from replay.captures import locate, open_capture, read_batches
+    """Check every record of a capture, and every file against its manifest; of a recording that was not closed, how far it is
+    whole."""
+    from replay.captures import kinds, locate, open_capture
+    from replay.captures.recording import journals
 
-    capture = open_capture(locate(path))
-    if capture.holds != "routes":
-        _validate_tensors(path, capture)
+    where = locate(path)
+    if where.is_dir() and journals(where):
+        _validate_recording(path, where)
         return
+    for holds in kinds(where):
+        capture = open_capture(where, holds)
+        counted = _validate_routes(capture) if holds == "routes" else _validate_tensors(capture)
+        click.echo(f"{path}: valid: {counted}, {_described(capture)}")
+
+
+def _validate_recording(path: str, folder: "Path") -> None:
+    """Whole steps are counted and nothing is changed."""
+    from replay.captures.close import survey
+
+    seen = survey(folder)
+    for rank, steps in seen.steps.items():
+        torn = f", and {seen.torn[rank]:,} bytes of a step that was cut short" if seen.torn[rank] else ""
+        click.echo(f"{path}: rank {rank}: valid up to step {steps:,}{torn}; {seen.ended[rank]}")
+    if seen.dropped or seen.lost:
+        click.echo(f"{path}: {seen.dropped} steps dropped, {seen.lost} lost with the process")
+    click.echo(f"{path}: not closed: `b70-replay capture close {path}` makes a capture of it")
+
+
+def _validate_routes(capture: "Capture") -> str:
+    from replay.captures import read_batches
+    from replay.cli.progress import line
+
     records = tokens = 0
     form = ""
-    for batch in read_batches(capture.routes):
-        records += len(batch.layers)
-        tokens += len(batch.layers) * batch.num_tokens
-        form = batch.form
-    click.echo(f"{path}: valid: {records:,} records, {tokens:,} token rows, form {form}, {_described(capture)}")
+    size = capture.routes.stat().st_size
+    with line() as say:
+        for batch in read_batches(capture.routes):
+            if batch.block_first_line == batch.first_line:
+                say(f"{records:,} records of {size / 1e6:,.0f} MB")
+            records += len(batch.layers)
+            tokens += len(batch.layers) * batch.num_tokens
+            form = batch.form
+    return f"{records:,} records, {tokens:,} token rows, form {form}"
 
 
 def _described(capture: "Capture") -> str:
     said = f"manifest {capture.manifest.name} ({capture.manifest.origin})" if capture.manifest else "no manifest"
-    return f"{said}, sha256 {capture.sha256[:16]}"
+    dropped = capture.manifest.recorded.dropped if capture.manifest and capture.manifest.recorded else 0
+    return f"{said}{f', {dropped} STEPS DROPPED' if dropped else ''}, sha256 {capture.sha256[:16]}"
 
 
-def _validate_tensors(path: str, capture: "Capture") -> None:
-    from replay.captures import logits, states
+def _validate_tensors(capture: "Capture") -> str:
+    from replay.captures import gates, logits, states
     from replay.captures.manifest import default_geometry
     from replay.captures.tensors import FORMS
 
     # Without a manifest the sizes are those of the default geometry, as `run` takes them.
     geometry = capture.manifest.geometry if capture.manifest else default_geometry(capture.holds)
+    many = f"{len(capture.files)} file{'s' if len(capture.files) > 1 else ''}"
     if capture.holds == "logits":
         logits.check_capture(capture, geometry)
         rows = sum(len(file.tensor("step")) for file in map(logits.open_logits, capture.files))
-        counted = f"{len(capture.files)} files, {rows:,} rows of {geometry.vocab:,} logits"
+        counted = f"{many}, {rows:,} rows of {geometry.vocab:,} logits"
+    elif capture.holds == "gates":
+        gates.check_capture(capture, geometry)
+        rows = sum(len(file.tensor("step")) for file in map(gates.open_gates, capture.files))
+        counted = f"{len(capture.files)} layers, {rows:,} rows of a gate"
     else:
         states.check_capture(capture, geometry)
         files = [states.open_states(file) for file in capture.files]
         rows, held = sum(len(f.index["step"]) for f in files), sum(len(states.replayable(f)) for f in files)
         counted = f"{len(files)} layers, {rows:,} rows, {held:,} with states"
-    click.echo(f"{path}: valid: {counted}, form {FORMS[capture.holds]}, {_described(capture)}")
+    return f"{counted}, form {FORMS[capture.holds]}"
 
 
 @command.command()

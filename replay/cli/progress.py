@@ -25,3 +25,17 @@ def bar() -> Iterator[Callable[[str, int, int], None]]:
             shown.update(task, description=what, completed=done, total=total)
 
         yield progress
+
+
+@contextlib.contextmanager
+def line() -> Iterator[Callable[[str], None]]:
+    """One changing line of text, on a terminal; nothing elsewhere."""
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    with console.status("begin") as status:
+
+        def say(text: str) -> None:
+            status.update(text)
+
+        yield say if console.is_terminal else lambda text: None

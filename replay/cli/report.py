@@ -51,14 +51,13 @@ def command(run: Path | None, output: Path | None, calls_per_token: float) -> in
 
 def _bridge(seen: "Seen", calls_per_token: float) -> "list[tuple[str, Prediction]]":
     """What each kernel would bring per token, where the capture is at hand and two processes hold it."""
-    from replay.captures import locate, open_capture
     from replay.captures.cases import shape_hits
     from replay.endpoint.predict import predict
     from replay.errors import ReplayError
-    from replay.session.plan import filters
+    from replay.session.plan import capture_of, filters
 
     try:
-        capture = open_capture(locate(seen.plan.capture_path))
+        capture = capture_of(seen.plan)
     except ReplayError:
         return []
     found = []

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from replay import identity
-from replay.captures import Capture, locate, open_capture
+from replay.captures import Capture, locate
 from replay.captures.cases import routes_at
 from replay.devices import UNKNOWN
 from replay.endpoint.reasons import Refusal
@@ -25,7 +25,7 @@ from replay.results.build import Group, build
 from replay.results.seen import Seen
 from replay.session import journal as j
 from replay.session.folder import identity_now, kernels_now
-from replay.session.plan import filters, hits_of, rows_of
+from replay.session.plan import capture_of, filters, hits_of, rows_of
 from replay.stages import STAGES
 from replay.stages.stage import Outputs, Stage
 from replay.stages.vary import inputs_when_timed, twin_of, twins_of
@@ -64,7 +64,7 @@ def look(seen: Seen) -> Now:
     """Look at the machine: only here is anything read that is not the journal."""
     capture: Capture | str
     try:
-        capture = open_capture(locate(seen.plan.capture_path))
+        capture = capture_of(seen.plan)
     except ReplayError as error:
         capture = str(error)
     now: identity.Identity | str

@@ -27,12 +27,25 @@ _FORBIDDEN = re.compile(
 )
 
 
+class Item(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One thing a model must answer, by its text: ``repeats`` times the same. Where ``length`` is given, ``{fill}`` in the prompt
+    becomes so much text that the whole prompt has that many bytes."""
+
+    name: str
+    prompt: str
+    expect: str
+    max_tokens: int = 32
+    repeats: int = 1
+    length: int = 0
+
+
 class Endpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """How a model is served.
 
     ``device``: the kind whose measurements count for it. ``geometry``: that of one rank, as case ids print it, where the
     kernel must have been measured on it; "" where any will do. ``args`` go to the server as they are. ``calls_per_token``:
-    calls of a layer's stage for one output token of a sequence. ``packages``: versions that the endpoint's Python must
+    calls of a layer's stage for one output token of a sequence. ``template``: what ``{prompt}`` of a canary or of an item of the
+    quality suite is put into. ``packages``: versions that the endpoint's Python must
     have besides those measured with. ``min_free_gib``: memory that must be free on each device before a start.
     """
 
@@ -52,6 +65,19 @@ class Endpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     min_free_gib: float = 0.0
     stop_timeout_s: int = 30
     packages: dict[str, str] = {}
+    template: str = "{prompt}"
+    canary: list[Item] = []
+    quality: list[Item] = []
+
+
+_FILL = "The tide came in and the boats swung on their chains. "
+
+
+def prompt_of(endpoint: Endpoint, item: Item) -> str:
+    """What a server is asked."""
+    text = endpoint.template.replace("{prompt}", item.prompt)
+    missing = item.length - len(text.replace("{fill}", "").encode())
+    return text.replace("{fill}", (_FILL * (max(missing, 0) // len(_FILL) + 1))[: max(missing, 0)])
 
 
 def read(path: Path) -> tuple[Endpoint, bytes]:
@@ -86,6 +112,9 @@ def _check(endpoint: Endpoint, where: str) -> None:
     for text in (*texts, *endpoint.env.values()):
         if "\0" in text:
             raise InputError(where, "value", "text without a zero byte", repr(text))
+    for item in (*endpoint.canary, *endpoint.quality):
+        if not item.prompt or not item.expect or item.repeats < 1 or item.max_tokens < 1:
+            raise InputError(where, f"item {item.name!r}", "a prompt, what is expected, and numbers of 1 or more", repr(item))
     for field in ("name", "model", "served_name", "python", "host"):
         value = getattr(endpoint, field)
         if not value or value.startswith("-"):

@@ -1,6 +1,7 @@
 """What is replayed, and by whom: problems, cases, tensors, kernels."""
 
 import re
+from collections.abc import Mapping
 from typing import Literal
 
 import msgspec
@@ -11,7 +12,7 @@ from replay.model.value import Value
 DTYPE_BYTES = {"i8": 1, "bf16": 2, "f16": 2, "f32": 4, "i32": 4, "i64": 8}
 
 # The family of a stage → what the captures hold that drive it.
-HELD = {"moe": "routes", "gdn": "states", "topk": "logits"}
+HELD: Mapping[str, Literal["routes", "states", "logits"]] = {"moe": "routes", "gdn": "states", "topk": "logits"}
 Layout = Literal["contiguous", "strided"]
 LAYOUTS: tuple[Layout, ...] = ("contiguous", "strided")
 # What a device can be asked: session/selftest.py.

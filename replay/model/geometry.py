@@ -86,7 +86,26 @@ def _qwen3_30b(tp: int) -> Geometry:
     )  # fmt: skip
 
 
-_PRESETS = {"qwen36": _qwen36, "qwen3-next": _qwen3_next, "qwen3-30b": _qwen3_30b}
+def _tiny_moe_16(tp: int) -> Geometry:
+    """A few million weights of Qwen3-Next's architecture, 16 experts: ``make tiny-endpoint``."""
+    return Geometry(
+        preset="tiny-moe-16", tp=tp, hidden=256, experts=16, top_k=4, inter=64 // tp, k_heads=2 // tp, v_heads=4 // tp,
+        head_dim=64, conv_width=4, vocab=512 // tp, layers=4,
+    )  # fmt: skip
+
+
+def _tiny_moe_256(tp: int) -> Geometry:
+    """The same with 256 experts, eight of them a token, and GDN heads of 128."""
+    return Geometry(
+        preset="tiny-moe-256", tp=tp, hidden=256, experts=256, top_k=8, inter=64 // tp, k_heads=2 // tp, v_heads=4 // tp,
+        head_dim=128, conv_width=4, vocab=512 // tp, layers=4,
+    )  # fmt: skip
+
+
+_PRESETS = {
+    "qwen36": _qwen36, "qwen3-next": _qwen3_next, "qwen3-30b": _qwen3_30b, "tiny-moe-16": _tiny_moe_16,
+    "tiny-moe-256": _tiny_moe_256,
+}  # fmt: skip
 PRESETS = tuple(_PRESETS)
 
 
@@ -101,3 +120,22 @@ def preset(name: str, tp: int) -> Geometry:
         if getattr(part, size) * tp != getattr(whole, size):
             raise ValueError(f"tp: expected a divisor of {name}'s {size} {getattr(whole, size)}, got {tp}")
     return part
+
+
+def nearest(tp: int, **sizes: int) -> Geometry:
+    """Sizes under the name of the preset that shares the most of them; ValueError where no preset can be cut in ``tp``."""
+    best: Geometry | None = None
+    for name in PRESETS:
+        try:
+            base = preset(name, tp)
+        except ValueError:
+            continue
+        if best is None or _shared(base, sizes) > _shared(best, sizes):
+            best = base
+    if best is None:
+        raise ValueError(f"tp: expected one that divides the sizes of one of {', '.join(PRESETS)}, got {tp}")
+    return msgspec.structs.replace(best, **sizes).checked()
+
+
+def _shared(base: Geometry, sizes: dict[str, int]) -> int:
+    return sum(getattr(base, name) == value for name, value in sizes.items())

@@ -88,7 +88,7 @@ def _own(folder: Path) -> None:
 
 def capture_now(plan: j.Plan) -> str:
     """The capture's sha256 now. The rows themselves are in the journal, so a capture that is gone is no hindrance."""
-    from replay.captures import locate, open_capture
+    from replay.captures import locate
+    from replay.session.plan import capture_of
 
-    path = locate(plan.capture_path)
-    return open_capture(path).sha256 if path.exists() else plan.capture_sha256
+    return capture_of(plan).sha256 if locate(plan.capture_path).exists() else plan.capture_sha256

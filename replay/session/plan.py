@@ -16,7 +16,7 @@ from replay.captures.cases import find, shape_hits
 from replay.captures.manifest import Holds, default_geometry
 from replay.errors import InputError
 from replay.kernels import registry
-from replay.model import HELD, Case, CaseId, Geometry, Kernel
+from replay.model import HELD, Case, CaseId, Geometry, Kernel, preset
 from replay.session.journal import Plan
 from replay.session.workers import kernels_of_file
 from replay.stages import STAGES, check_modes, matching, problem_for
@@ -25,7 +25,7 @@ from replay.stages.stage import Stage
 from replay.verdict import is_quick
 
 OPTION = {"routes": "--route-jsonl", "states": "--state", "logits": "--logits"}  # what a capture holds → what asks for it
-FAMILY = {holds: family for family, holds in HELD.items()}
+FAMILY: Mapping[Holds, str] = {holds: family for family, holds in HELD.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +70,7 @@ def make_plan(asked: Asked) -> Plan:
         raise InputError("--launch", "value", "calls, since a CPU captures no graphs", "graph")
     kernels = registry.registered(asked.load, kernels_of_file)
     check_stages(kernels.values())
-    capture = open_capture(locate(asked.capture))
+    capture = open_capture(locate(asked.capture), _holding(asked))
     if asked.holding not in (None, capture.holds):
         raise InputError(asked.capture, OPTION[asked.holding], f"captured {asked.holding}", capture.holds)
     selected = _named_cases(asked, capture) if asked.case_ids else _selected_cases(asked, capture)
@@ -95,6 +95,18 @@ def make_plan(asked: Asked) -> Plan:
     )  # fmt: skip
 
 
+def _holding(asked: Asked) -> Holds | None:
+    """What the stages asked for are driven by, where all are by the same."""
+    stages = [*asked.stages, *(case.partition("@")[0] for case in asked.case_ids)]
+    families = {stage.partition(".")[0] for stage in stages} & set(HELD)
+    return asked.holding or (HELD[families.pop()] if len(families) == 1 else None)
+
+
+def capture_of(plan: Plan) -> Capture:
+    """The capture of a plan, opened again as what its cases hold; InputError as ``open_capture`` has it."""
+    return open_capture(locate(plan.capture_path), HELD[plan.cases[0].problem.stage.partition(".")[0]])
+
+
 def _drawn(asked: Asked, capture: Capture, selected: Sequence[Case]) -> Iterator[str]:
     """What no endpoint made."""
     if capture.holds == "logits":
@@ -108,6 +120,8 @@ def _drawn(asked: Asked, capture: Capture, selected: Sequence[Case]) -> Iterator
             yield "conv bias (the capture has none)"
         return
     yield f"hidden rows, weights and scales ({GENERATOR}, seed {asked.seed})"
+    if capture.manifest and (other := selected[0].problem.geometry) != capture.manifest.geometry:
+        yield f"sizes of {other} (the routes are of {capture.manifest.geometry})"
     if any(c.routes.topk_weights is None for c in selected):
         yield "router weights (the capture has none)"
 
@@ -146,10 +160,31 @@ def geometry_of(asked: Asked, capture: Capture) -> Geometry:
             expected, _, got = rest.removeprefix("expected ").partition(", got ")
             raise InputError("--model, --tp", field, expected, got or field) from None
     known = capture.manifest.geometry
+    if asked.model is not None and capture.holds == "routes":
+        return _at_other_sizes(asked, capture)
     for option, value, own in (("--model", asked.model, known.preset), ("--tp", asked.tp, known.tp)):
         if value is not None and value != own:
             raise InputError(option, "value", f"{own}, as the capture's manifest says", str(value))
     return known
+
+
+def _at_other_sizes(asked: Asked, capture: Capture) -> Geometry:
+    """Routes hold experts and nothing of a layer's widths: they may drive a model of as many experts and as large a k."""
+    assert capture.manifest is not None  # as geometry_of has seen
+    assert asked.model is not None
+    known = capture.manifest.geometry
+    try:
+        found = preset(asked.model, known.tp if asked.tp is None else asked.tp)
+    except ValueError as error:
+        raise InputError("--model, --tp", "value", "a preset and a number that divides its sizes", str(error)) from None
+    if not _drives(known, found):
+        expected = f"a model of {known.experts} experts, {known.top_k} a token, as the capture's router chose"
+        raise InputError("--model", "value", expected, f"{found.experts}, {found.top_k}")
+    return found
+
+
+def _drives(routes: Geometry, other: Geometry) -> bool:
+    return (routes.experts, routes.top_k) == (other.experts, other.top_k)
 
 
 def _selected_cases(asked: Asked, capture: Capture) -> list[Case]:
@@ -210,7 +245,8 @@ def _named_cases(asked: Asked, capture: Capture) -> list[Case]:
             wanted = CaseId.parse(text)
         except ValueError as error:
             raise InputError("--case", "id", "STAGE@GEOMETRY/CAPTURE/LAYER/rSTART+ROWS;MODES#SEED", str(error)) from None
-        if capture.manifest and wanted.problem.geometry != capture.manifest.geometry:
+        of_routes = capture.manifest and capture.holds == "routes" and _drives(capture.manifest.geometry, wanted.problem.geometry)
+        if capture.manifest and not of_routes and wanted.problem.geometry != capture.manifest.geometry:
             known = str(capture.manifest.geometry)
             raise InputError("--case", "geometry", f"{known}, as the capture's manifest says", str(wanted.problem.geometry))
         if wanted.problem.stage not in STAGES:

@@ -1,0 +1,186 @@
+"""``capture record``: a server with the plugin, its prompts, its end, and the capture that is left."""
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from replay.captures import recording
+from replay.captures.close import close
+from replay.captures.manifest import Manifest
+from replay.endpoint.server import Answer, Server, ServerError
+from replay.engine import config
+from replay.errors import InputError
+
+FLUSH_S = 60.0
+LOG = "server.log"
+ENGINE = "engine.toml"
+ANSWERS = "answers.jsonl"
+
+
+class Prompt(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One line of a prompt file."""
+
+    prompt: str
+    max_tokens: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What to serve, what to ask it, what to record. Without prompts the server stays until a limit or an interrupt."""
+
+    command: Sequence[str]
+    folder: Path
+    record: config.Record
+    prompts: Sequence[Prompt] | None
+    max_tokens: int = 64
+    concurrency: int = 1
+    ready_s: float = 600
+    name: str | None = None
+    made_by: str = ""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """What came of it: the capture, or why there is none; ``problems`` make the command fail."""
+
+    manifest: Manifest | None
+    answers: Sequence[Answer]
+    problems: Sequence[str]
+    counters: Mapping[str, int]
+
+
+def read_prompts(path: Path) -> list[Prompt]:
+    """A line a prompt: text as it is, or a JSON object with ``prompt`` and ``max_tokens``. InputError names the line."""
+    try:
+        lines = path.read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(str(path), "--prompts", "a readable text file", str(error)) from None
+    found = []
+    for number, line in enumerate(lines, 1):
+        if not line.startswith("{"):
+            found += [Prompt(line)] if line.strip() else []
+            continue
+        try:
+            found.append(msgspec.json.decode(line, type=Prompt))
+        except msgspec.DecodeError as error:
+            raise InputError(f"{path}:{number}", "line", "text, or an object with prompt and max_tokens", str(error)) from None
+    if not found:
+        raise InputError(str(path), "--prompts", "at least one prompt", "none")
+    return found
+
+
+def prepare(folder: Path, record: config.Record) -> Path:
+    """The engine file in a new or empty folder; InputError for a folder with anything in it."""
+    import tomli_w
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if any(folder.iterdir()):
+            raise InputError(str(folder), "-o", "an empty or new folder", "one with files in it")
+        path = folder / ENGINE
+        path.write_text(tomli_w.dumps({"record": msgspec.to_builtins(record)}))
+    except OSError as error:
+        raise InputError(str(folder), "-o", "a folder that can be written", (error.strerror or str(error)).lower()) from None
+    return path
+
+
+def record(asked: Asked, say: Callable[[str], None] = lambda text: None) -> Recorded:
+    """Serve, ask, end and close. ServerError and InputError as their causes have them; no process is left in any case."""
+    engine = prepare(asked.folder, asked.record)
+    variables = {config.VARIABLE: str(engine.resolve()), **_plugins()}
+    server = Server(asked.command, asked.folder / LOG, {**asked.environment, **variables})
+    answers: list[Answer] = []
+    problems: list[str] = []
+    ended = "the prompts were answered"
+    try:
+        server.start()
+        server.wait(asked.ready_s, say)
+        _check_begun(asked.folder, server)
+        if asked.prompts is None:
+            ended = _until_stopped(asked.folder, server, say)
+        else:
+            answers = _ask(asked, server, say)
+        flush(asked.folder)
+    except ServerError as error:
+        problems.append(str(error))
+        ended = str(error).splitlines()[0]
+    finally:
+        server.stop()
+    counted = counters(asked.folder)
+    if answers:
+        (asked.folder / ANSWERS).write_bytes(b"".join(msgspec.json.encode(answer) + b"\n" for answer in answers))
+    manifest = None
+    try:
+        manifest = close(asked.folder, asked.name, asked.made_by, ended)
+    except InputError as error:
+        problems.append(str(error))
+    if manifest and manifest.recorded and manifest.recorded.dropped:
+        problems.append(f"{manifest.recorded.dropped} of {counted['offered']} steps were dropped: the writer did not keep up")
+    return Recorded(manifest, answers, problems, counted)
+
+
+def _plugins() -> dict[str, str]:
+    """vLLM loads only the plugins that VLLM_PLUGINS names, where it is set."""
+    allowed = os.environ.get("VLLM_PLUGINS")
+    return {} if allowed is None or "b70_replay" in allowed.split(",") else {"VLLM_PLUGINS": f"{allowed},b70_replay".lstrip(",")}
+
+
+def _check_begun(folder: Path, server: Server) -> None:
+    """ServerError where the server came up and nothing will be recorded."""
+    if why := recording.refusal(folder):
+        raise ServerError(why)
+    if not recording.journals(folder):
+        raise server.error("the server is ready and the plugin is not there: install b70-replay into the server's environment")
+
+
+def _ask(asked: Asked, server: Server, say: Callable[[str], None]) -> list[Answer]:
+    prompts = asked.prompts or ()
+    answers = []
+    lengths = {p.max_tokens or asked.max_tokens for p in prompts}
+    one = lengths.pop() if len(lengths) == 1 else None
+    if one:
+        stream = server.complete_all([p.prompt for p in prompts], one, asked.concurrency, **asked.parameters)
+    else:
+        stream = iter(server.complete(p.prompt, p.max_tokens or asked.max_tokens, **asked.parameters) for p in prompts)
+    for answer in stream:
+        answers.append(answer)
+        counted = counters(asked.folder)
+        say(f"{len(answers)} of {len(prompts)} prompts, {counted['written']} steps, {counted['dropped']} dropped")
+    return answers
+
+
+def _until_stopped(folder: Path, server: Server, say: Callable[[str], None]) -> str:
+    """Why: a limit, or Ctrl-C."""
+    try:
+        while True:
+            server.check_alive("while it was recorded")
+            counted = counters(folder)
+            if counted["ended"]:
+                return "the recording ended by itself"
+            say(f"{counted['written']} steps, {counted['tokens']} rows, {counted['dropped']} dropped; Ctrl-C ends the recording")
+            time.sleep(0.5)
+    except KeyboardInterrupt:
+        return "interrupted"
+
+
+def flush(folder: Path) -> None:
+    """Wait until the writers have written what they were given: vLLM kills its workers when it is told to end."""
+    end = time.monotonic() + FLUSH_S
+    while time.monotonic() < end:
+        ranks = [recording.read_counters(path.with_suffix(".counters")) for path in recording.journals(folder)]
+        if all(c["ended"] or c["offered"] == c["written"] + c["dropped"] for c in ranks):
+            return
+        time.sleep(0.05)
+
+
+def counters(folder: Path) -> dict[str, int]:
+    """The largest of each counter over the ranks."""
+    ranks = [recording.read_counters(path.with_suffix(".counters")) for path in recording.journals(folder)]
+    return {name: max((c[name] for c in ranks), default=0) for name in recording.COUNTERS}

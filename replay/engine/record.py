@@ -1,0 +1,188 @@
+"""What the engine's own thread does for a recording: copy what a layer saw, and hand a step over when it is done.
+
+Each method is called by a hook (``replay.engine.hooks``) and costs a few microseconds; its own clock says how many. Nothing is
+taken outside a step of the scheduler: warm-up, profiling and dummy runs never open one.
+"""
+
+import functools
+import re
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from replay.captures.recording import FORM, Head, Weights
+from replay.engine.config import Record
+from replay.engine.rows import Batch
+from replay.engine.writer import Seen, Writer
+
+ACTIVE: "Recorder | None" = None  # this process's, once its model runner is there
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _guarded(method: F) -> F:
+    """A fault of ours ends the recording and says so; the request that met it never sees it."""
+
+    @functools.wraps(method)
+    def guarded(self: "Recorder", *args: Any) -> Any:
+        try:
+            return method(self, *args)
+        except Exception as error:
+            self.give_up(f"{method.__name__}: {type(error).__name__}: {error}")
+            return None
+
+    return guarded  # type: ignore[return-value]  # the same parameters
+
+
+class Recorder:
+    """One rank's recording."""
+
+    def __init__(self, record: Record, writer: Writer) -> None:
+        self.record, self.writer = record, writer
+        self.routes, self.weights, self.hidden = ("routes" in record.what, "weights" in record.what, "hidden" in record.what)
+        self.router, self.gdn, self.lm_head = (record.wants(stage) for stage in ("router", "gdn", "lm_head"))
+        self.before, self.after, self.outputs = (name in record.what for name in ("states", "states_after", "outputs"))
+        self.pattern = re.compile(record.layers)
+        self.chosen: dict[str, bool] = {}
+        self.told: set[str] = set()  # GDN layers whose weights were handed over
+        self.calls: list[Seen] | None = None  # of the open step, where it is recorded
+        self.batch: Batch | None = None
+        self.padded = self.decodes = self.state_steps = 0
+        self.states_now: bool | None = None
+        self.steps = self.layer_calls = self.hook_ns = 0
+
+    def takes(self, layer: str) -> bool:
+        """Whether a layer is recorded."""
+        found = self.chosen.get(layer)
+        if found is None:
+            found = self.chosen[layer] = self.pattern.search(layer) is not None
+        return found
+
+    # ------------------------------------------------------------ steps
+
+    @_guarded
+    def begin(self) -> None:
+        """A step of the scheduler that has tokens begins; one that was not ended is handed over first."""
+        self.end()
+        self.steps += 1
+        if self.writer.stopped or (self.steps - 1) % self.record.every:
+            return
+        self.calls, self.batch, self.states_now, self.padded, self.decodes = [], None, None, 0, 0
+
+    @_guarded
+    def whose(self, runner: Any, scheduled: dict[str, int]) -> None:
+        """Whose the rows of the open step are, in the order that the runner gave them."""
+        if self.calls is None:
+            return
+        held = runner.input_batch
+        names = tuple(held.req_ids)
+        count = len(names)
+        self.batch = Batch(
+            names, tuple(scheduled[name] for name in names), tuple(held.num_computed_tokens_cpu[:count].tolist()),
+            tuple(held.num_prompt_tokens[:count].tolist()), 0,
+        )  # fmt: skip
+
+    @_guarded
+    def end(self) -> None:
+        """Hand over the open step."""
+        calls, self.calls = self.calls, None
+        if calls and self.batch is not None:
+            self.writer.offer(self.steps - 1, self.batch._replace(padded=self.padded), calls)
+        self.writer.count(self.steps, self.layer_calls, self.hook_ns)
+
+    # ------------------------------------------------------------ what layers saw
+
+    @_guarded
+    def route(self, layer: str, weights: Any, ids: Any) -> None:
+        """ids [T, k] and weights [T, k] of a router's choice."""
+        begin = time.perf_counter_ns()
+        if self.calls is not None and self.takes(layer):
+            held = {"ids": ids.clone(), "weights": weights.clone()} if self.weights else {"ids": ids.clone()}
+            self.calls.append(Seen("router", layer, held))
+            self.padded = ids.shape[0]
+            self.layer_calls += 1
+            self.hook_ns += time.perf_counter_ns() - begin
+
+    @_guarded
+    def gate(self, layer: str, hidden: Any, logits: Any) -> None:
+        """hidden [T, H] and router logits [T, E], as a router gets them."""
+        if self.calls is not None and self.takes(layer):
+            self.calls.append(Seen("gate", layer, {"hidden": hidden.clone(), "logits": logits.clone()}))
+
+    @_guarded
+    def logits(self, logits: Any) -> None:
+        """logits [requests, vocab], as the sampler gets them."""
+        if self.calls is not None and logits is not None:
+            self.calls.append(Seen("lm_head", "lm_head", {"logits": logits.clone()}))
+
+    @_guarded
+    def gdn_begins(self, layer: Any, decodes: int, slots: Any, inputs: dict[str, Any]) -> dict[str, Any] | None:
+        """The decode rows that a GDN layer is about to take: ``inputs`` [T, …], and the states in ``slots``, where it is a step
+        of states. What is returned goes to ``gdn_ends``."""
+        if self.calls is None or not decodes or not self.takes(layer.prefix):
+            return None
+        begin = time.perf_counter_ns()
+        self.decodes = decodes
+        if self.states_now is None:
+            self.states_now = self.state_steps % self.record.states_every == 0
+            self.state_steps += 1
+        held = {"slot": slots[:decodes].clone(), **{name: x[:decodes].clone() for name, x in inputs.items()}}
+        if self.states_now and self.before:
+            at = slots[:decodes].long()
+            held |= {"conv_state": layer.kv_cache[0][at], "ssm_state": layer.kv_cache[1][at]}
+        self.hook_ns += time.perf_counter_ns() - begin
+        return held
+
+    @_guarded
+    def gdn_ends(self, layer: Any, held: dict[str, Any] | None, out: Any) -> None:
+        """The same rows when the layer has done its work; ``out`` [T, Hv, V]."""
+        if held is None or self.calls is None:
+            return
+        begin = time.perf_counter_ns()
+        if self.outputs:
+            held["core_attn_out"] = out[: self.decodes].clone()
+        if self.states_now and self.after:
+            at = held["slot"].long()
+            held |= {"conv_state_after": layer.kv_cache[0][at], "ssm_state_after": layer.kv_cache[1][at]}
+        self.calls.append(Seen("gdn", layer.prefix, held))
+        self.layer_calls += 1
+        self.hook_ns += time.perf_counter_ns() - begin
+
+    @_guarded
+    def gdn_z(self, layer: str, z: Any) -> None:
+        """z [T, Hv, V] of the decode rows of a GDN layer."""
+        if self.calls is not None and self.decodes and self.takes(layer):
+            self.calls.append(Seen("gdn_z", layer, {"z": z[: self.decodes].clone()}))
+
+    @_guarded
+    def gdn_weights(self, layer: Any, tensors: dict[str, Any], modes: dict[str, str]) -> None:
+        """What a GDN layer holds from step to step, once."""
+        if layer.prefix in self.told:
+            return
+        self.told.add(layer.prefix)
+        tables = {
+            name: {"shape": list(t.shape), "stride": list(t.stride()), "storage_offset": t.storage_offset()}
+            for name, t in zip(("conv_state", "ssm_state"), layer.kv_cache, strict=False)
+        }
+        held = {name: t.detach().clone() for name, t in tensors.items() if t is not None}
+        self.writer.weights(Weights(layer=layer.prefix, parts=(), tables=tables, modes=modes), held)
+
+    def give_up(self, why: str) -> None:
+        """Nothing more is taken; the writer writes what waits, and why."""
+        self.calls = None
+        self.writer.fail(why)
+
+    def close(self) -> None:
+        """The engine ends: what waits is written, and an end."""
+        self.end()
+        self.writer.close()
+
+
+def attach(record: Record, head: dict[str, Any]) -> Recorder:
+    """Begin a rank's recording; InputError where its folder is not to be had."""
+    import msgspec
+
+    global ACTIVE
+    writer = Writer(record, Head(form=FORM, record=msgspec.to_builtins(record), **head))
+    ACTIVE = Recorder(record, writer)
+    return ACTIVE
