@@ -1,8 +1,8 @@
 """A recording: what a rank of a running engine appends while it serves, one frame a step, until it is made a capture.
 
 A journal is ``MAGIC`` and then frames: the length of a JSON head and of a payload, a CRC-32 over both, the two themselves. A
-frame that a kill, a full disk or a limit cut short is therefore known, and everything before it holds. Beside each journal lie its
-counters, in a file that the engine maps and that outlives it: what was offered, dropped and written, and what it cost.
+frame that a kill, a full disk or a limit cut short is therefore known, and everything before it holds. Beside each journal lie
+its counters, in a file that the engine maps and that outlives it: what was offered, dropped and written, and what it cost.
 
 Nothing here knows vLLM or torch; ``replay.engine`` writes these files, ``replay.captures.close`` reads them.
 """

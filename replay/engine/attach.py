@@ -64,9 +64,9 @@ def refusals(asked: Record, config: Any) -> Iterator[tuple[str, str, str]]:
         yield "cudagraph_mode", expected, mode
     parallel = config.parallel_config
     sole: dict[str, object] = {"pipeline_parallel_size": 1, "data_parallel_size": 1, "enable_eplb": False, "enable_dbo": False}
-    for name, expected in sole.items():
-        if (got := getattr(parallel, name)) != expected:
-            yield f"--{name.replace('_', '-')}", str(expected).lower(), str(got).lower()
+    for name, only in sole.items():
+        if (got := getattr(parallel, name)) != only:
+            yield f"--{name.replace('_', '-')}", str(only).lower(), str(got).lower()
     if getattr(config, "use_v2_model_runner", False):
         yield "VLLM_USE_V2_MODEL_RUNNER", "0: the hooks are of the first model runner", "1"
     if asked.wants("gdn") and config.device_config.device_type != "cpu":

@@ -42,7 +42,7 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
     def wants(self, stage: str) -> bool:
         """Whether a stage is recorded at all."""
-        needs = {"router": ("routes", "hidden"), "gdn": ("gdn", "states", "states_after"), "lm_head": ("logits",)}
+        needs = {"router": ("routes", "hidden"), "gdn": ("gdn",), "lm_head": ("logits",)}
         return re.search(self.stages, stage) is not None and any(w in self.what for w in needs[stage])
 
 
@@ -91,5 +91,6 @@ def check(record: Record, where: str) -> None:
         raise InputError(where, "record.what, record.stages", f"something of {', '.join(STAGES)}", "nothing")
     if not record.phases:
         raise InputError(where, "record.phases", "prefill, decode or both", "none")
-    if {"states", "states_after", "outputs"} & set(record.what) and "gdn" not in record.what:
-        raise InputError(where, "record.what", "gdn beside states, states_after and outputs", ", ".join(record.what))
+    of_gdn = {"gdn", "states", "states_after", "outputs"} & set(record.what)
+    if of_gdn and not of_gdn >= {"gdn", "states"}:
+        raise InputError(where, "record.what", "gdn and states, if anything of theirs", ", ".join(record.what))

@@ -39,9 +39,9 @@ class Recorder:
 
     def __init__(self, record: Record, writer: Writer) -> None:
         self.record, self.writer = record, writer
-        self.routes, self.weights, self.hidden = ("routes" in record.what, "weights" in record.what, "hidden" in record.what)
-        self.router, self.gdn, self.lm_head = (record.wants(stage) for stage in ("router", "gdn", "lm_head"))
-        self.before, self.after, self.outputs = (name in record.what for name in ("states", "states_after", "outputs"))
+        self.routes, self.weights, self.hidden = (name in record.what for name in ("routes", "weights", "hidden"))
+        self.gdn, self.lm_head = record.wants("gdn"), record.wants("lm_head")
+        self.after, self.outputs = "states_after" in record.what, "outputs" in record.what
         self.pattern = re.compile(record.layers)
         self.chosen: dict[str, bool] = {}
         self.told: set[str] = set()  # GDN layers whose weights were handed over
@@ -96,7 +96,7 @@ class Recorder:
     def route(self, layer: str, weights: Any, ids: Any) -> None:
         """ids [T, k] and weights [T, k] of a router's choice."""
         begin = time.perf_counter_ns()
-        if self.calls is not None and self.takes(layer):
+        if self.calls is not None and self.routes and self.takes(layer):
             held = {"ids": ids.clone(), "weights": weights.clone()} if self.weights else {"ids": ids.clone()}
             self.calls.append(Seen("router", layer, held))
             self.padded = ids.shape[0]
@@ -106,20 +106,20 @@ class Recorder:
     @_guarded
     def gate(self, layer: str, hidden: Any, logits: Any) -> None:
         """hidden [T, H] and router logits [T, E], as a router gets them."""
-        if self.calls is not None and self.takes(layer):
+        if self.calls is not None and self.hidden and self.takes(layer):
             self.calls.append(Seen("gate", layer, {"hidden": hidden.clone(), "logits": logits.clone()}))
 
     @_guarded
     def logits(self, logits: Any) -> None:
         """logits [requests, vocab], as the sampler gets them."""
-        if self.calls is not None and logits is not None:
+        if self.calls is not None and self.lm_head and logits is not None:
             self.calls.append(Seen("lm_head", "lm_head", {"logits": logits.clone()}))
 
     @_guarded
     def gdn_begins(self, layer: Any, decodes: int, slots: Any, inputs: dict[str, Any]) -> dict[str, Any] | None:
         """The decode rows that a GDN layer is about to take: ``inputs`` [T, …], and the states in ``slots``, where it is a step
         of states. What is returned goes to ``gdn_ends``."""
-        if self.calls is None or not decodes or not self.takes(layer.prefix):
+        if self.calls is None or not self.gdn or not decodes or not self.takes(layer.prefix):
             return None
         begin = time.perf_counter_ns()
         self.decodes = decodes
@@ -127,7 +127,7 @@ class Recorder:
             self.states_now = self.state_steps % self.record.states_every == 0
             self.state_steps += 1
         held = {"slot": slots[:decodes].clone(), **{name: x[:decodes].clone() for name, x in inputs.items()}}
-        if self.states_now and self.before:
+        if self.states_now:
             at = slots[:decodes].long()
             held |= {"conv_state": layer.kv_cache[0][at], "ssm_state": layer.kv_cache[1][at]}
         self.hook_ns += time.perf_counter_ns() - begin

@@ -56,7 +56,7 @@ class Writer:
         self.record, self.folder = record, Path(record.folder)
         self.path = recording.journal_path(self.folder, head.rank)
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            _make(self.folder)
             self.lock = FileLock(self.folder / f"rank{head.rank}.lock")
             self.lock.acquire(timeout=0)
             self.fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o644)
@@ -65,8 +65,8 @@ class Writer:
             raise InputError(
                 record.folder, "folder", "one that no other server writes to", f"rank {head.rank} is being written"
             ) from None
-        except FileExistsError:
-            raise InputError(record.folder, "folder", "one without a recording", self.path.name) from None
+        except FileExistsError as error:
+            raise InputError(record.folder, "folder", "one without a recording", Path(error.filename).name) from None
         except OSError as error:
             expected = "a folder that can be written"
             raise InputError(record.folder, "folder", expected, (error.strerror or str(error)).lower()) from None
@@ -192,6 +192,13 @@ class Writer:
         except OSError:
             if not ok:  # the disk is full: the end is told by the log and by a file of a few bytes, if one fits
                 _try_refuse(self.folder, why)
+
+
+def _make(folder: Path) -> None:
+    """The folder; NotADirectoryError where something else is in its place."""
+    if folder.exists() and not folder.is_dir():
+        raise NotADirectoryError(20, "not a directory", str(folder))
+    folder.mkdir(parents=True, exist_ok=True)
 
 
 def _try_refuse(folder: Path, why: str) -> None:
