@@ -12,6 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
+from replay.captures.index import Index
+from replay.captures.index import load as load_index
 from replay.captures.manifest import Capture
 from replay.captures.routes import Batch, read_batches
 from replay.captures.select import Select, chosen_starts, compiled, layer_label
@@ -51,9 +53,44 @@ def _passes(select: Select, batch: Batch) -> bool:
 
 
 def _count(capture: Capture, select: Select, geometry: Geometry) -> _Layers:
+    index = load_index(capture)
+    rows = _count_by_reading(capture, select, geometry) if index is None else _count_by_index(index, select, geometry)
+    order = {name: i for i, name in enumerate(STAGE_PREFERENCE)}
+    origin = {
+        label: min(((s, r) for s, r, x in rows if x == label), key=lambda sr: (order.get(sr[0], len(order)), sr))
+        for label in dict.fromkeys(label for _, _, label in rows)
+    }
+    return _Layers({label: rows[(*sr, label)] for label, sr in origin.items()}, origin)
+
+
+_Rows = dict[tuple[str, str, str], int]  # (stage, rank, layer label) → token rows
+
+
+def _count_by_index(index: Index, select: Select, geometry: Geometry) -> _Rows:
     layer_re = compiled("--route-layer-regex", select.layer_regex)
     stage_re = compiled("--route-stage-regex", select.stage_regex)
-    rows: dict[tuple[str, str, str], int] = {}
+    passes, rows = _that_pass(index, select), _Rows()
+    for key in index.keys:
+        layer, stage, rank = key
+        if layer_re.search(layer) and stage_re.search(stage) and len(found := index.rows_of(key, passes)[1]):
+            label = stage, rank, layer_label(layer)
+            rows[label] = rows.get(label, 0) + int(found[-1])
+    for experts, top_k in index.sizes:
+        _check_sizes(str(index.path), experts, top_k, geometry)
+    if not rows:
+        _nothing(index.path, select, {layer for layer, _, _ in index.keys}, {stage for _, stage, _ in index.keys}, 0)
+    return rows
+
+
+def _that_pass(index: Index, select: Select) -> "np.ndarray[tuple[int], np.dtype[np.bool_]]":
+    least, most = select.min_num_tokens or 0, select.max_num_tokens
+    return np.asarray((index.tokens >= least) & ((index.tokens <= most) if most else True))
+
+
+def _count_by_reading(capture: Capture, select: Select, geometry: Geometry) -> _Rows:
+    layer_re = compiled("--route-layer-regex", select.layer_regex)
+    stage_re = compiled("--route-stage-regex", select.stage_regex)
+    rows: _Rows = {}
     seen_layers: set[str] = set()
     seen_stages: set[str] = set()
     without_ids = 0
@@ -67,25 +104,18 @@ def _count(capture: Capture, select: Select, geometry: Geometry) -> _Layers:
             continue
         for i, (layer, stage, rank) in enumerate(zip(batch.layers, batch.stages, batch.ranks, strict=True)):
             if layer_re.search(layer) and stage_re.search(stage):
-                _check_sizes(capture.routes, batch, geometry)
+                _check_sizes(f"{capture.routes}:{batch.first_line}", batch.num_experts, batch.top_k, geometry)
                 key = (stage, rank, layer_label(layer))
                 rows[key] = rows.get(key, 0) + len(batch.real_tokens(i))
     if not rows:
         _nothing(capture.routes, select, seen_layers, seen_stages, without_ids)
-    order = {name: i for i, name in enumerate(STAGE_PREFERENCE)}
-    origin = {
-        label: min(((s, r) for s, r, x in rows if x == label), key=lambda sr: (order.get(sr[0], len(order)), sr))
-        for label in dict.fromkeys(label for _, _, label in rows)
-    }
-    return _Layers({label: rows[(*sr, label)] for label, sr in origin.items()}, origin)
+    return rows
 
 
-def _check_sizes(path: Path, batch: Batch, geometry: Geometry) -> None:
-    if batch.num_experts != geometry.experts or batch.top_k != geometry.top_k:
-        raise InputError(
-            f"{path}:{batch.first_line}", "num_experts, top_k",
-            f"{geometry.experts}, {geometry.top_k} (geometry {geometry})", f"{batch.num_experts}, {batch.top_k}",
-        )  # fmt: skip
+def _check_sizes(where: str, experts: int, top_k: int, geometry: Geometry) -> None:
+    if experts != geometry.experts or top_k != geometry.top_k:
+        expected = f"{geometry.experts}, {geometry.top_k} (geometry {geometry})"
+        raise InputError(where, "num_experts, top_k", expected, f"{experts}, {top_k}")
 
 
 def _nothing(path: Path, select: Select, layers: set[str], stages: set[str], without_ids: int) -> None:
@@ -122,6 +152,36 @@ def _starts(path: Path, select: Select, label: str, layers: _Layers, window: int
 def _pick(
     capture: Capture, select: Select, layers: _Layers, wanted: dict[str, list[int]], window: int
 ) -> Iterator[tuple[Source, Routes]]:
+    """The windows that begin at the rows wanted, at most so many a layer."""
+    if (index := load_index(capture)) is not None:
+        return _pick_by_index(capture.name, index, select, layers, wanted, window)
+    return _pick_by_reading(capture, select, layers, wanted, window)
+
+
+def _pick_by_index(
+    name: str, index: Index, select: Select, layers: _Layers, wanted: dict[str, list[int]], window: int
+) -> Iterator[tuple[Source, Routes]]:
+    passes = _that_pass(index, select)
+    for label, starts in wanted.items():
+        keys = [k for k in index.keys if (k[1], k[2]) == layers.origin[label] and layer_label(k[0]) == label]
+        # One label may stand for two spellings of a layer's name; their rows count in the order of the file.
+        records = np.sort(np.concatenate([index.rows_of(key, passes)[0] for key in keys]))
+        behind = np.cumsum(index.real[records], dtype=np.int64)
+        for start in sorted(starts)[: select.max_cases]:
+            first, last = np.searchsorted(behind, [start, start + window - 1], side="right")
+            before = int(behind[first - 1]) if first else 0
+            held = [row for batch in index.batches(records[first : last + 1]) for row in _rows(batch, 0)]
+            yield Source(name, label, start, window), _routes(held[start - before : start - before + window])
+
+
+def _routes(rows: "list[tuple[tuple[int, ...], tuple[float, ...] | None]]") -> Routes:
+    weights = tuple(w for _, w in rows if w is not None)
+    return Routes(tuple(ids for ids, _ in rows), weights or None)
+
+
+def _pick_by_reading(
+    capture: Capture, select: Select, layers: _Layers, wanted: dict[str, list[int]], window: int
+) -> Iterator[tuple[Source, Routes]]:
     at = dict.fromkeys(layers.rows, 0)
     taken = dict.fromkeys(layers.rows, 0)
     open_windows: dict[str, list[tuple[int, list[tuple[tuple[int, ...], tuple[float, ...] | None]]]]] = {}
@@ -137,9 +197,7 @@ def _pick(
                 open_windows[label].remove((start, rows))
                 if select.max_cases is None or taken[label] < select.max_cases:
                     taken[label] += 1
-                    ids = tuple(ids for ids, _ in rows)
-                    weights = tuple(w for _, w in rows if w is not None)
-                    yield Source(capture.name, label, start, window), Routes(ids, weights or None)
+                    yield Source(capture.name, label, start, window), _routes(rows)
 
 
 def _records(capture: Capture, select: Select, layers: _Layers) -> Iterator[tuple[str, Batch, int]]:
@@ -160,10 +218,15 @@ def _token_rows(
 ) -> Iterator[tuple[str, tuple[tuple[int, ...], tuple[float, ...] | None]]]:
     """(layer label, (ids, weights)) of every token row left by the filters."""
     for label, batch, i in _records(capture, select, layers):
-        assert batch.topk_ids is not None  # _records has left out the others
-        for t in batch.real_tokens(i):
-            weights = None if batch.topk_weights is None else _f32_tuple(batch.topk_weights[i, t])
-            yield label, (tuple(batch.topk_ids[i, t].tolist()), weights)
+        for row in _rows(batch, i):
+            yield label, row
+
+
+def _rows(batch: Batch, i: int) -> Iterator[tuple[tuple[int, ...], tuple[float, ...] | None]]:
+    assert batch.topk_ids is not None  # records without ids are left out before
+    for t in batch.real_tokens(i):
+        weights = None if batch.topk_weights is None else _f32_tuple(batch.topk_weights[i, t])
+        yield tuple(batch.topk_ids[i, t].tolist()), weights
 
 
 def _f32_tuple(row: "np.ndarray[tuple[int, ...], np.dtype[np.float64]]") -> tuple[float, ...]:

@@ -2,6 +2,7 @@
 ties of logits."""
 
 import itertools
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,11 +10,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from replay.captures.gates import open_gates
 from replay.captures.logits import open_logits
 from replay.captures.manifest import Capture
 from replay.captures.routes import read_batches
 from replay.captures.select import layer_label
 from replay.captures.states import open_states
+from replay.captures.tensors import TensorFile, holds_of
 
 
 def gini(counts: NDArray[np.int64]) -> float:
@@ -50,6 +53,7 @@ class LayerSummary:
     neighbours: int = 0
     seen: set[bytes] = field(default_factory=set)
     last: set[int] | None = None
+    per_call: Counter[int] = field(default_factory=Counter)
 
     def add(self, ids: NDArray[np.int64]) -> None:
         """One token row."""
@@ -66,18 +70,23 @@ class LayerSummary:
     def figures(self) -> list[str]:
         """Cells of the summary's table, in the order of ``HEADERS``."""
         if not self.tokens:
-            return [str(self.records), "0", "–", "–", "–", "–"]
+            return [str(self.records), "0", *["–"] * (len(HEADERS) - 5)]
         return [
             str(self.records),
             str(self.tokens),
+            f"{self.tokens / self.records:.2f}, {max(self.per_call)}",
             str(int(np.count_nonzero(self.counts))),
             f"{gini(self.counts):.3f}",
+            str(len(self.seen)),
             f"{self.repeats / self.tokens:.3f}",
             f"{self.shared / max(self.neighbours, 1):.2f}",
         ]
 
 
-HEADERS = ["layer", "stage", "rank", "records", "token rows", "experts seen", "gini", "repeat rate", "overlap"]
+HEADERS = [
+    "layer", "stage", "rank", "records", "token rows", "a call: mean, most", "experts seen", "gini", "distinct sets",
+    "repeat rate", "overlap",
+]  # fmt: skip
 
 
 def summarise(capture: Capture) -> dict[tuple[str, str, str], LayerSummary]:
@@ -89,7 +98,8 @@ def summarise(capture: Capture) -> dict[tuple[str, str, str], LayerSummary]:
             layer.records += 1
             if batch.topk_ids is None:
                 continue
-            ids = batch.topk_ids[i]
+            ids = batch.topk_ids[i][list(batch.real_tokens(i))]
+            layer.per_call[len(ids)] += 1
             layer.counts += np.bincount(ids[ids >= 0], minlength=len(layer.counts))
             for row in ids:
                 layer.add(row)
@@ -99,13 +109,15 @@ def summarise(capture: Capture) -> dict[tuple[str, str, str], LayerSummary]:
 STATE_HEADERS = ["layer", "tensor", "dtype", "shape", "table", "least", "largest"]
 
 
-def summarise_states(path: Path) -> Iterator[list[str]]:
-    """A line a tensor: where it was a row of a table, that table's shape and stride."""
-    file = open_states(path)
+def summarise_tensors(path: Path) -> Iterator[list[str]]:
+    """A line a tensor of a state or gate file: where it was a row of a table, that table's shape and stride."""
+    states = holds_of(path) == "states"
+    file: TensorFile = open_states(path) if states else open_gates(path)
+    caches = open_states(path).caches if states else {}
     for name in file.entries:
         array = file.tensor(name)
         values = (array.astype(np.uint32) << 16).view(np.float32) if file.dtype(name) == "bf16" else array
-        table = file.caches.get(name)
+        table = caches.get(name)
         of = f"{list(table.shape)} by {list(table.stride)} + {table.storage_offset}" if table else ""
         ends = [f"{end:.4g}" for end in (values.min(), values.max())] if values.size else ["", ""]
         yield [layer_label(file.layer), name, file.dtype(name), str(list(array.shape)), of, *ends]

@@ -143,6 +143,15 @@ def _read_open(path: Path, stream: Any) -> Iterator[Batch]:
         raise InputError(str(path), "file", "at least one record", "an empty file")
 
 
+def read_lines(path: Path, places: Sequence[tuple[int, int]]) -> Iterator[Batch]:
+    """Lines of a plain file by (number, offset), each checked as ``read_batches`` does; InputError as there."""
+    with path.open("rb") as stream:
+        form = _form_of(path, stream.readline())
+        for number, offset in places:
+            stream.seek(offset)
+            yield from form.batches(stream.readline().removesuffix(b"\n"), number)
+
+
 def _whole_lines(path: Path, stream: Any) -> Iterator[bytes]:
     """Blocks that end at a line's end; only the file's last line may lack its newline."""
     rest = b""

@@ -1,14 +1,14 @@
 """``b70-replay capture``: record, check, describe and hand on captures."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from replay.cli import recording
+from replay.errors import EnvironmentRefused, InputError
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from replay.captures import Capture
 
 
@@ -40,7 +40,7 @@ def validate(path: str) -> None:
         click.echo(f"{path}: valid: {counted}, {_described(capture)}")
 
 
-def _validate_recording(path: str, folder: "Path") -> None:
+def _validate_recording(path: str, folder: Path) -> None:
     """Whole steps are counted and nothing is changed."""
     from replay.captures.close import survey
 
@@ -102,24 +102,76 @@ def _validate_tensors(capture: "Capture") -> str:
 
 @command.command()
 @click.argument("path")
-def inspect(path: str) -> None:
-    """Popularity, skew, repeats and overlap of the routes; shapes and ranges of the states; ties of the logits."""
+@click.option("--html", type=click.Path(path_type=Path), help="Write a page with pictures too.")
+def inspect(path: str, html: Path | None) -> None:
+    """Popularity, skew, distinct sets, repeats and tokens a call of the routes; shapes and ranges of states and gates; ties of
+    the logits."""
     from tabulate import tabulate
 
-    from replay.captures import locate, open_capture
-    from replay.captures.describe import HEADERS, LOGIT_HEADERS, STATE_HEADERS, summarise, summarise_logits, summarise_states
+    from replay.captures import kinds, locate, open_capture
+    from replay.captures.describe import HEADERS, LOGIT_HEADERS, STATE_HEADERS, summarise, summarise_logits, summarise_tensors
 
-    capture = open_capture(locate(path))
-    if capture.holds == "states":
-        rows = [row for path in capture.files for row in summarise_states(path)]
-        click.echo(tabulate(rows, STATE_HEADERS, tablefmt="plain", disable_numparse=True))
-        return
-    if capture.holds == "logits":
-        rows = [summarise_logits(path) for path in capture.files]
-        click.echo(tabulate(rows, LOGIT_HEADERS, tablefmt="plain", disable_numparse=True))
-        return
-    rows = [[*key, *layer.figures()] for key, layer in summarise(capture).items()]
-    click.echo(tabulate(rows, HEADERS, tablefmt="plain", disable_numparse=True))
+    where = locate(path)
+    tables: list[tuple[str, list[str], list[list[str]]]] = []
+    layers = {}
+    for holds in kinds(where):
+        capture = open_capture(where, holds)
+        if holds == "routes":
+            layers = summarise(capture)
+            tables.append((holds, HEADERS, [[*key, *layer.figures()] for key, layer in layers.items()]))
+        elif holds == "logits":
+            tables.append((holds, LOGIT_HEADERS, [summarise_logits(file) for file in capture.files]))
+        else:
+            tables.append((holds, STATE_HEADERS, [row for file in capture.files for row in summarise_tensors(file)]))
+    for _, heads, rows in tables:
+        click.echo(tabulate(rows, heads, tablefmt="plain", disable_numparse=True))
     if capture.manifest:
         m = capture.manifest
         click.echo(f"{m.name}: {m.origin}, geometry {m.geometry}, made by `{m.made_by}`")
+    if html is not None:
+        from replay.results.capture_page import missing, page
+
+        if lacking := missing():
+            raise EnvironmentRefused(f"--html: expected {lacking}, got none")
+        html.write_text(page(capture, tables, layers))
+        click.echo(f"wrote {html}")
+
+
+@command.command()
+@click.argument("path")
+def index(path: str) -> None:
+    """Write a sidecar that lets a few cases of a large route file be read at once."""
+    from replay.captures import locate, open_capture
+    from replay.captures.index import build, sidecar
+    from replay.cli.progress import line
+
+    capture = open_capture(locate(path), "routes")
+    with line() as say:
+        made = build(capture, say)
+    click.echo(f"{sidecar(capture.routes)}: {len(made.offset):,} records of {len(made.keys)} layers")
+
+
+@command.command()
+@click.argument("path")
+@click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="A new JSONL file.")
+def export(path: str, output: Path) -> None:
+    """Write the routes in the lab's form, for tools that read that."""
+    from replay.captures import locate, open_capture
+    from replay.captures.hand_on import export as export_routes
+
+    count = export_routes(open_capture(locate(path), "routes"), output)
+    click.echo(f"{output}: {count:,} records")
+
+
+@command.command()
+@click.argument("path")
+@click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="A new folder, or for a file a new file.")
+def anonymise(path: str, output: Path) -> None:
+    """Write a copy without request ids, times and processes."""
+    from replay.captures import locate
+    from replay.captures.hand_on import anonymise as anonymise_capture
+
+    where = locate(path)
+    if not where.exists():
+        raise InputError(path, "path", "a capture", "no such file or folder")
+    click.echo(f"{output}: {anonymise_capture(where, output)} requests renamed")

@@ -5,21 +5,18 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from replay.captures import recording
 from replay.captures.close import close
 from replay.captures.manifest import Manifest
-from replay.endpoint.server import Answer, Server, ServerError
+from replay.endpoint.server import Answer, Server, ServerError, at_a_time
 from replay.engine import config
 from replay.errors import InputError
 
 FLUSH_S = 60.0
-LOG = "server.log"
-ENGINE = "engine.toml"
-ANSWERS = "answers.jsonl"
+BESIDE = "recording"  # the engine file, the server's log and its answers: no part of the capture
 
 
 class Prompt(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -27,6 +24,7 @@ class Prompt(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     prompt: str
     max_tokens: int = 0
+    ignore_eos: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +41,6 @@ class Asked:
     name: str | None = None
     made_by: str = ""
     environment: Mapping[str, str] = field(default_factory=dict)
-    parameters: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -57,7 +54,7 @@ class Recorded:
 
 
 def read_prompts(path: Path) -> list[Prompt]:
-    """A line a prompt: text as it is, or a JSON object with ``prompt`` and ``max_tokens``. InputError names the line."""
+    """A line a prompt: text as it is, or a ``Prompt`` as JSON. InputError names the line."""
     try:
         lines = path.read_text().splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -70,7 +67,8 @@ def read_prompts(path: Path) -> list[Prompt]:
         try:
             found.append(msgspec.json.decode(line, type=Prompt))
         except msgspec.DecodeError as error:
-            raise InputError(f"{path}:{number}", "line", "text, or an object with prompt and max_tokens", str(error)) from None
+            expected = "text, or an object with prompt, max_tokens and ignore_eos"
+            raise InputError(f"{path}:{number}", "line", expected, str(error)) from None
     if not found:
         raise InputError(str(path), "--prompts", "at least one prompt", "none")
     return found
@@ -84,7 +82,8 @@ def prepare(folder: Path, record: config.Record) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         if any(folder.iterdir()):
             raise InputError(str(folder), "-o", "an empty or new folder", "one with files in it")
-        path = folder / ENGINE
+        (folder / BESIDE).mkdir()
+        path = folder / BESIDE / "engine.toml"
         path.write_text(tomli_w.dumps({"record": msgspec.to_builtins(record)}))
     except OSError as error:
         raise InputError(str(folder), "-o", "a folder that can be written", (error.strerror or str(error)).lower()) from None
@@ -95,7 +94,7 @@ def record(asked: Asked, say: Callable[[str], None] = lambda text: None) -> Reco
     """Serve, ask, end and close. ServerError and InputError as their causes have them; no process is left in any case."""
     engine = prepare(asked.folder, asked.record)
     variables = {config.VARIABLE: str(engine.resolve()), **_plugins()}
-    server = Server(asked.command, asked.folder / LOG, {**asked.environment, **variables})
+    server = Server(asked.command, asked.folder / BESIDE / "server.log", {**asked.environment, **variables})
     answers: list[Answer] = []
     problems: list[str] = []
     ended = "the prompts were answered"
@@ -115,7 +114,7 @@ def record(asked: Asked, say: Callable[[str], None] = lambda text: None) -> Reco
         server.stop()
     counted = counters(asked.folder)
     if answers:
-        (asked.folder / ANSWERS).write_bytes(b"".join(msgspec.json.encode(answer) + b"\n" for answer in answers))
+        (asked.folder / BESIDE / "answers.jsonl").write_bytes(b"".join(msgspec.json.encode(answer) + b"\n" for answer in answers))
     manifest = None
     try:
         manifest = close(asked.folder, asked.name, asked.made_by, ended)
@@ -143,13 +142,11 @@ def _check_begun(folder: Path, server: Server) -> None:
 def _ask(asked: Asked, server: Server, say: Callable[[str], None]) -> list[Answer]:
     prompts = asked.prompts or ()
     answers = []
-    lengths = {p.max_tokens or asked.max_tokens for p in prompts}
-    one = lengths.pop() if len(lengths) == 1 else None
-    if one:
-        stream = server.complete_all([p.prompt for p in prompts], one, asked.concurrency, **asked.parameters)
-    else:
-        stream = iter(server.complete(p.prompt, p.max_tokens or asked.max_tokens, **asked.parameters) for p in prompts)
-    for answer in stream:
+
+    def one(p: Prompt) -> Answer:
+        return server.complete(p.prompt, p.max_tokens or asked.max_tokens, ignore_eos=p.ignore_eos)
+
+    for answer in at_a_time(one, prompts, asked.concurrency):
         answers.append(answer)
         counted = counters(asked.folder)
         say(f"{len(answers)} of {len(prompts)} prompts, {counted['written']} steps, {counted['dropped']} dropped")

@@ -10,13 +10,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from replay.errors import ReplayError
 
 TAIL_LINES = 15
+T = TypeVar("T")
 
 
 class ServerError(ReplayError):
@@ -148,11 +149,6 @@ class Server:
             usage["completion_tokens"],
         )  # fmt: skip
 
-    def complete_all(self, prompts: Sequence[str], max_tokens: int, concurrency: int, **parameters: Any) -> Iterator[Answer]:
-        """Every prompt's completion in their order, so many at a time."""
-        with ThreadPoolExecutor(concurrency) as pool:
-            yield from pool.map(lambda prompt: self.complete(prompt, max_tokens, **parameters), prompts)
-
     def metrics(self) -> dict[str, float]:
         """The numbers of ``/metrics``, labels summed over."""
         import httpx
@@ -164,6 +160,12 @@ class Server:
                 name = name.partition("{")[0]
                 found[name] = found.get(name, 0.0) + float(value)
         return found
+
+
+def at_a_time(ask: Callable[[T], Answer], items: Sequence[T], concurrency: int) -> Iterator[Answer]:
+    """The answer to each item in their order, so many asked at a time."""
+    with ThreadPoolExecutor(concurrency) as pool:
+        yield from pool.map(ask, items)
 
 
 def decode_seconds(before: Mapping[str, float], after: Mapping[str, float]) -> tuple[float, float]:

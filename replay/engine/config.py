@@ -22,8 +22,9 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
     ``layers``, ``stages`` and ``requests`` are regular expressions that must be found in a layer's name, in one of ``STAGES``, in
     a request's id; "" takes all. ``every``: each so many-th step. ``ranks``: empty for all. ``states_every``: before (and after)
-    each so many-th step of those recorded. A limit of 0 is none: ``max_tokens`` rows, ``max_lines`` route records, ``max_bytes``
-    of a rank's journal. ``buffer_mib``: what may wait for the writer; more is dropped, and counted.
+    each so many-th step of those recorded; ``max_gdn_steps`` ends GDN alone. A limit of 0 is none: ``max_tokens`` rows,
+    ``max_lines`` route records, ``max_bytes`` of a rank's journal. ``buffer_mib``: what may wait for the writer; more is dropped,
+    and counted.
     """
 
     folder: str
@@ -35,6 +36,7 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     ranks: tuple[int, ...] = ()
     what: tuple[What, ...] = ("routes", "weights")
     states_every: int = 8
+    max_gdn_steps: int = 0
     max_tokens: int = 0
     max_lines: int = 0
     max_bytes: int = 0
@@ -82,6 +84,7 @@ def check(record: Record, where: str) -> None:
         ("max_tokens", 0),
         ("max_lines", 0),
         ("max_bytes", 0),
+        ("max_gdn_steps", 0),
     ):
         if getattr(record, name) < least:
             raise InputError(where, f"record.{name}", f"{least} or more", str(getattr(record, name)))

@@ -122,10 +122,13 @@ class Recorder:
         if self.calls is None or not self.gdn or not decodes or not self.takes(layer.prefix):
             return None
         begin = time.perf_counter_ns()
-        self.decodes = decodes
+        most = self.record.max_gdn_steps
         if self.states_now is None:
+            if most and self.state_steps >= most:
+                return None
             self.states_now = self.state_steps % self.record.states_every == 0
             self.state_steps += 1
+        self.decodes = decodes
         held = {"slot": slots[:decodes].clone(), **{name: x[:decodes].clone() for name, x in inputs.items()}}
         if self.states_now:
             at = slots[:decodes].long()

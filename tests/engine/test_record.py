@@ -70,7 +70,9 @@ def test_states_inputs_and_logits(tmp_path: Path) -> None:
     assert file.layer == GDN
     assert capture.modes == {"state_layout": "k_v", "dt_bias": "bf16", "ssm_state": "f32"}
     names = decoded(file.path, file.meta, "requests", list[str])
-    whose = [(int(s), names[i], int(p)) for s, i, p in zip(*(file.tensor(n) for n in ("step", "sequence", "position")), strict=True)]
+    whose = [
+        (int(s), names[i], int(p)) for s, i, p in zip(*(file.tensor(n) for n in ("step", "sequence", "position")), strict=True)
+    ]
     assert whose[:3] == [(1, "a", 3), (2, "a", 4), (2, "b", 2)]
     has = sorted({s for (s, _, _), at in zip(whose, file.index["state_row"], strict=True) if at >= 0})
     assert has == [1, 3, 5, 7]
@@ -181,7 +183,9 @@ def test_drops_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert manifest.recorded.dropped == counted["dropped"]
 
 
-def test_a_full_disk_ends_the_recording(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_full_disk_ends_the_recording(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """It is said, what was written before holds, and the engine goes on."""
     import os
 

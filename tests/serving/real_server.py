@@ -25,7 +25,7 @@ from replay.captures.records import V1Record
 from replay.captures.states import open_states
 from replay.captures.tensors import decoded
 from replay.endpoint.recorder import flush, prepare
-from replay.endpoint.server import Answer, Server, group
+from replay.endpoint.server import Answer, Server, at_a_time, group
 from replay.endpoint.spec import prompt_of, read
 from replay.engine.config import Record
 from tests.conftest import ROOT
@@ -73,7 +73,7 @@ def serve(folder: Path, port: int, *, record: bool, compiled: bool, ranks: int) 
     try:
         server.start()
         server.wait(400)
-        together = list(server.complete_all(PROMPTS, TOKENS, 4, ignore_eos=True))
+        together = list(at_a_time(lambda p: server.complete(p, TOKENS, ignore_eos=True), PROMPTS, 4))
         alone = [server.complete(prompt, TOKENS) for prompt in PROMPTS[:4]]
         if record:
             assert recording.refusal(target) is None
