@@ -95,9 +95,14 @@ soak-resume: venv ## kill a run at twenty moments and resume it (1 in make test)
 lint: venv ## ruff and mypy --strict
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
 
-captures: venv ## make the shipped captures again from their seeds
+captures: venv tiny-endpoint ## make the shipped captures again: from their seeds, and from a tiny vLLM server (five minutes)
 	@$(BIN)/python -m replay.captures.generate captures/qwen36-generated
 	@$(BIN)/python -m replay.captures.seeded captures
+	@PATH="$(CURDIR)/$(ENDPOINT)/bin:$$PATH" $(ENDPOINT)/bin/python bench/endpoints/make_captures.py vllm models captures
+
+bench-record: venv-endpoint ## what recording costs a server: the hooks' clock, and pairs of blocks; three minutes
+	@$(MAKE) --no-print-directory tiny-endpoint MODELS=tiny-moe-16
+	@PATH="$(CURDIR)/$(ENDPOINT)/bin:$$PATH" $(ENDPOINT)/bin/python bench/self/record.py vllm models/tiny-moe-16
 
 bench-self: venv ## benchmarks of the tool itself
 	@$(BIN)/python bench/self/read_routes.py

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from replay.endpoint.spec import Endpoint
 from replay.errors import ReplayError
 
 TAIL_LINES = 15
@@ -179,6 +180,14 @@ def decode_seconds(before: Mapping[str, float], after: Mapping[str, float]) -> t
         )
     )
     return seconds, tokens - requests
+
+
+def serve_command(endpoint: Endpoint, program: str = "vllm", *, model: str | None = None, port: int | None = None) -> list[str]:
+    """The line that serves an endpoint, or another model or on another port as it says."""
+    return [
+        program, "serve", model or endpoint.model, "--host", endpoint.host, "--port", str(port or endpoint.port),
+        "--served-model-name", endpoint.served_name, *endpoint.args,
+    ]  # fmt: skip
 
 
 def word_after(command: Sequence[str], option: str, default: str) -> str:

@@ -25,8 +25,9 @@ def attach(asked: Record, vllm_config: Any) -> None:
     if asked.ranks and rank not in asked.ranks:
         return
     try:
-        if reasons := list(refusals(asked, vllm_config)):
-            raise InputError("record", *reasons[0])
+        if reasons := [f"{what}: expected {expected}, got {got}" for what, expected, got in refusals(asked, vllm_config)]:
+            refuse(asked, "; ".join(reasons))
+            return
         head = {
             "rank": rank, "ranks": len(asked.ranks) or ranks, "pid": os.getpid(), "versions": _versions(),
             "model": str(vllm_config.model_config.model), "geometry": geometry_of(vllm_config.model_config.hf_text_config, ranks),

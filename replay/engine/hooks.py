@@ -7,6 +7,7 @@ shape, is named and refused, together with what needs it; the server goes on as 
 import functools
 import importlib
 import inspect
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -233,14 +234,18 @@ _HOOKS: Mapping[str, Callable[[Callable[..., Any], Record], Callable[..., Any]]]
 
 def _tap(first: Any, second: Any, what: str, layer: str) -> tuple[Any, Any]:
     recorder = record.ACTIVE
-    if recorder is not None:
-        if what == "router":
-            recorder.route(layer, first, second)
-        elif what == "gate":
-            recorder.gate(layer, first, second)
-        else:
-            recorder.gdn_z(layer, second)
-    return first.clone(), second.clone()
+    if recorder is None:
+        return first.clone(), second.clone()
+    if what == "router":
+        recorder.route(layer, first, second)
+    elif what == "gate":
+        recorder.gate(layer, first, second)
+    else:
+        recorder.gdn_z(layer, second)
+    begin = time.perf_counter_ns()
+    passed_on = first.clone(), second.clone()
+    recorder.hook_ns += time.perf_counter_ns() - begin
+    return passed_on
 
 
 _LIBRARY: Any = None

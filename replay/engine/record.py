@@ -20,18 +20,21 @@ ACTIVE: "Recorder | None" = None  # this process's, once its model runner is the
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def _guarded(method: F) -> F:
-    """A fault of ours ends the recording and says so; the request that met it never sees it."""
+def _on_the_engines_thread(method: F) -> F:
+    """Its time is counted. A fault of ours ends the recording and says so; the request that met it never sees it."""
 
     @functools.wraps(method)
-    def guarded(self: "Recorder", *args: Any) -> Any:
+    def counted(self: "Recorder", *args: Any) -> Any:
+        begin = time.perf_counter_ns()
         try:
             return method(self, *args)
         except Exception as error:
             self.give_up(f"{method.__name__}: {type(error).__name__}: {error}")
             return None
+        finally:
+            self.hook_ns += time.perf_counter_ns() - begin
 
-    return guarded  # type: ignore[return-value]  # the same parameters
+    return counted  # type: ignore[return-value]  # the same parameters
 
 
 class Recorder:
@@ -60,7 +63,7 @@ class Recorder:
 
     # ------------------------------------------------------------ steps
 
-    @_guarded
+    @_on_the_engines_thread
     def begin(self) -> None:
         """A step of the scheduler that has tokens begins; one that was not ended is handed over first."""
         self.end()
@@ -69,7 +72,7 @@ class Recorder:
             return
         self.calls, self.batch, self.states_now, self.padded, self.decodes = [], None, None, 0, 0
 
-    @_guarded
+    @_on_the_engines_thread
     def whose(self, runner: Any, scheduled: dict[str, int]) -> None:
         """Whose the rows of the open step are, in the order that the runner gave them."""
         if self.calls is None:
@@ -82,7 +85,7 @@ class Recorder:
             tuple(held.num_prompt_tokens[:count].tolist()), 0,
         )  # fmt: skip
 
-    @_guarded
+    @_on_the_engines_thread
     def end(self) -> None:
         """Hand over the open step."""
         calls, self.calls = self.calls, None
@@ -92,36 +95,33 @@ class Recorder:
 
     # ------------------------------------------------------------ what layers saw
 
-    @_guarded
+    @_on_the_engines_thread
     def route(self, layer: str, weights: Any, ids: Any) -> None:
         """ids [T, k] and weights [T, k] of a router's choice."""
-        begin = time.perf_counter_ns()
         if self.calls is not None and self.routes and self.takes(layer):
             held = {"ids": ids.clone(), "weights": weights.clone()} if self.weights else {"ids": ids.clone()}
             self.calls.append(Seen("router", layer, held))
             self.padded = ids.shape[0]
             self.layer_calls += 1
-            self.hook_ns += time.perf_counter_ns() - begin
 
-    @_guarded
+    @_on_the_engines_thread
     def gate(self, layer: str, hidden: Any, logits: Any) -> None:
         """hidden [T, H] and router logits [T, E], as a router gets them."""
         if self.calls is not None and self.hidden and self.takes(layer):
             self.calls.append(Seen("gate", layer, {"hidden": hidden.clone(), "logits": logits.clone()}))
 
-    @_guarded
+    @_on_the_engines_thread
     def logits(self, logits: Any) -> None:
         """logits [requests, vocab], as the sampler gets them."""
         if self.calls is not None and self.lm_head and logits is not None:
             self.calls.append(Seen("lm_head", "lm_head", {"logits": logits.clone()}))
 
-    @_guarded
+    @_on_the_engines_thread
     def gdn_begins(self, layer: Any, decodes: int, slots: Any, inputs: dict[str, Any]) -> dict[str, Any] | None:
         """The decode rows that a GDN layer is about to take: ``inputs`` [T, …], and the states in ``slots``, where it is a step
         of states. What is returned goes to ``gdn_ends``."""
         if self.calls is None or not self.gdn or not decodes or not self.takes(layer.prefix):
             return None
-        begin = time.perf_counter_ns()
         most = self.record.max_gdn_steps
         if self.states_now is None:
             if most and self.state_steps >= most:
@@ -133,15 +133,13 @@ class Recorder:
         if self.states_now:
             at = slots[:decodes].long()
             held |= {"conv_state": layer.kv_cache[0][at], "ssm_state": layer.kv_cache[1][at]}
-        self.hook_ns += time.perf_counter_ns() - begin
         return held
 
-    @_guarded
+    @_on_the_engines_thread
     def gdn_ends(self, layer: Any, held: dict[str, Any] | None, out: Any) -> None:
         """The same rows when the layer has done its work; ``out`` [T, Hv, V]."""
         if held is None or self.calls is None:
             return
-        begin = time.perf_counter_ns()
         if self.outputs:
             held["core_attn_out"] = out[: self.decodes].clone()
         if self.states_now and self.after:
@@ -149,15 +147,14 @@ class Recorder:
             held |= {"conv_state_after": layer.kv_cache[0][at], "ssm_state_after": layer.kv_cache[1][at]}
         self.calls.append(Seen("gdn", layer.prefix, held))
         self.layer_calls += 1
-        self.hook_ns += time.perf_counter_ns() - begin
 
-    @_guarded
+    @_on_the_engines_thread
     def gdn_z(self, layer: str, z: Any) -> None:
         """z [T, Hv, V] of the decode rows of a GDN layer."""
         if self.calls is not None and self.decodes and self.takes(layer):
             self.calls.append(Seen("gdn_z", layer, {"z": z[: self.decodes].clone()}))
 
-    @_guarded
+    @_on_the_engines_thread
     def gdn_weights(self, layer: Any, tensors: dict[str, Any], modes: dict[str, str]) -> None:
         """What a GDN layer holds from step to step, once."""
         if layer.prefix in self.told:
