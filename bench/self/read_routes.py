@@ -7,6 +7,7 @@ Writes a synthetic file of each form (lab and v1, plain and .zst) into a tempora
 
 import json
 import resource
+import subprocess
 import sys
 import tempfile
 import time
@@ -19,6 +20,8 @@ import zstandard
 from replay.captures.generate import RouterModel, draw_layer
 from replay.captures.records import V1Record
 from replay.captures.routes import read_batches
+
+MOST_MB = 300
 
 
 def lab_line(ids: list[int], experts: int) -> bytes:
@@ -65,6 +68,20 @@ def main(megabytes: int) -> None:
                 rates = f"{len(data) / seconds / 1e6:6.0f} MB/s  {records / seconds:9.0f} records/s"
                 print(f"{form + suffix:<8} {rates}  peak {peak:.0f} MB")
             del data
+        validated(Path(folder) / "routes.jsonl", block)
+
+
+def validated(path: Path, block: bytes) -> None:
+    """`capture validate` of a file of 1 GB, in a process of its own: seconds and peak memory; exit code 1 above ``MOST_MB``."""
+    with path.open("wb") as out:
+        while out.tell() < 1_000_000_000:
+            out.write(block)
+    begin = time.monotonic()
+    subprocess.run([sys.executable, "-m", "replay", "capture", "validate", str(path)], check=True)
+    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
+    print(f"validate of 1 GB: {time.monotonic() - begin:.0f} s, peak {peak:.0f} MB (at most {MOST_MB})")
+    if peak > MOST_MB:
+        sys.exit(1)
 
 
 if __name__ == "__main__":

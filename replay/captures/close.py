@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from replay.captures import recording
 from replay.captures.manifest import MANIFEST, FileEntry, Holds, Manifest, Recorded, file_sha256
 from replay.captures.recording import Call, Head, Journal, Step, Weights, arrays, calls_of
-from replay.captures.records import V1Record
+from replay.captures.records import RecordedV1
 from replay.captures.select import layer_label
 from replay.captures.tensors import FORMS, save_tensors
 from replay.errors import InputError
@@ -221,11 +221,11 @@ def _same_routes(folder: Path, step: Step, rank: int, mine: tuple[Call, Arrays],
             raise InputError(str(folder), where, f"the routes of rank 0 on rank {rank}", f"other {name} at row {row}")
 
 
-def _record(step: Step, call: Call, held: Arrays, experts: int) -> V1Record:
+def _record(step: Step, call: Call, held: Arrays, experts: int) -> RecordedV1:
     owners = step.owner
     phases = {"prefill" if p < step.prompts[o] else "decode" for o, p in zip(owners, step.position, strict=True) if o >= 0}
     ids = held["ids"]
-    return V1Record(
+    return RecordedV1(
         v=1, layer=call.layer, stage="router", step=step.step, phase=phases.pop() if len(phases) == 1 else "mixed",
         num_tokens=len(ids), top_k=ids.shape[1], num_experts=experts, topk_ids=ids.tolist(),
         topk_weights=[[float(str(w)) for w in row] for row in held["weights"].astype(np.float32)] if "weights" in held else None,

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 
 from replay.captures.manifest import MANIFEST, Capture, FileEntry, Manifest, file_sha256, open_capture, read_manifest
-from replay.captures.records import LabRecord, V1Record
+from replay.captures.records import LabRecord, RecordedV1
 from replay.captures.routes import read_batches
 from replay.captures.tensors import FORMS, TensorFile, open_tensors, save_tensors
 from replay.errors import InputError
@@ -89,7 +89,7 @@ def _copy(path: Path, target: Path, names: dict[str, str]) -> None:
 
 def _nobody(path: Path, names: dict[str, str]) -> Iterator[bytes]:
     for batch in read_batches(path):
-        known = V1Record.__struct_fields__ if batch.form == "v1" else LabRecord.__struct_fields__
+        known = RecordedV1.__struct_fields__ if batch.form == "v1" else LabRecord.__struct_fields__
         for line in batch.lines:
             record = {n: v for n, v in msgspec.json.decode(line).items() if n in known and n not in _OF_NOBODY}
             if record.get("requests") is not None:

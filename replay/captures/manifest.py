@@ -42,7 +42,7 @@ class Recorded(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     ended: str
 
 
-class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
     """``origin`` says whether a router or a generator chose the routes; ``made_by`` is the command that did."""
 
     form: Literal["b70-capture/1"]

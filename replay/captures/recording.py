@@ -180,8 +180,8 @@ class Journal:
             return None
         try:
             frame = _decoder.decode(self.data[begin : begin + head_bytes])
-        except msgspec.DecodeError:
-            return None
+        except msgspec.DecodeError as error:  # whole to its CRC: what is wrong is not that it was cut short
+            raise InputError(str(self.path), f"byte {at}", f"a frame of {FORM}", str(error)) from None
         return frame, self.data[begin + head_bytes : end], end
 
 

@@ -31,10 +31,7 @@ class LabRecord(msgspec.Struct, frozen=True):
 
 
 class V1Record(msgspec.Struct, frozen=True):
-    """One line of form v1: what the lab's form has that cannot be derived, and what a replay wants besides.
-
-    ``positions``: each token's place in its sequence. ``call_rows``: rows of the call, where a filter left some out.
-    """
+    """One line of form v1: what the lab's form has that cannot be derived, and what a replay wants besides."""
 
     v: int
     layer: str
@@ -50,6 +47,12 @@ class V1Record(msgspec.Struct, frozen=True):
     padding: list[bool] | None = None
     rank: str | int | None = None
     ts: float | None = None
+
+
+class RecordedV1(V1Record, frozen=True):
+    """A line that the recorder writes. ``positions``: each token's place in its sequence; ``call_rows``: rows of the call, those
+    that a filter left out included."""
+
     positions: list[int] | None = None
     call_rows: int | None = None
 

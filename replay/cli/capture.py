@@ -57,13 +57,14 @@ def _validate_routes(capture: "Capture") -> str:
     from replay.captures import read_batches
     from replay.cli.progress import line
 
-    records = tokens = 0
+    records = tokens = done = 0
     form = ""
     size = capture.routes.stat().st_size
     with line() as say:
         for batch in read_batches(capture.routes):
-            if batch.block_first_line == batch.first_line:
-                say(f"{records:,} records of {size / 1e6:,.0f} MB")
+            if batch.block_first_line == batch.first_line:  # once a block of lines
+                done += len(batch.block)
+                say(f"{done / 1e6:,.0f} MB (the file: {size / 1e6:,.0f} MB), {records:,} records")
             records += len(batch.layers)
             tokens += len(batch.layers) * batch.num_tokens
             form = batch.form

@@ -9,16 +9,26 @@ import click
 
 from replay.errors import InputError
 
+
+def _capture(option: str, holding: str | None, text: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """One of the spellings of what is replayed; together they give ``capture``, and ``holding``: what it must then hold."""
+
+    def given(ctx: click.Context, param: click.Parameter, value: str | None) -> None:
+        ctx.params.setdefault("capture", None)
+        ctx.params.setdefault("holding", None)
+        if value is not None:
+            if ctx.params["capture"] is not None:
+                raise InputError(option, "capture", "one", f"{ctx.params['capture']} and {value}")
+            ctx.params |= {"capture": value, "holding": holding}
+
+    return click.option(option, metavar="PATH", help=text, expose_value=False, callback=given)
+
+
 _OPTIONS = (
-    click.option(
-        "--route-jsonl",
-        "--state",
-        "--logits",
-        "--capture",
-        "capture",
-        metavar="PATH",
-        help="Route, state or logit file, or a capture.",
-    ),
+    _capture("--route-jsonl", "routes", "Route JSONL, or a capture that holds routes."),
+    _capture("--state", "states", "GDN state file, or a capture that holds states."),
+    _capture("--logits", "logits", "Logit file, or a capture that holds logits."),
+    _capture("--capture", None, "Any of these; of several kinds in one the stages asked for say which."),
     click.option("--route-layer-regex", help="Keep records whose layer name matches."),
     click.option("--route-start-indices", help="First token rows: ints and start:stop[:step], e.g. 0:64:4. [16 a layer]"),
     click.option("--route-window-size", default="1", show_default=True, help="W[,W…] consecutive token rows a case."),

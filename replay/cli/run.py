@@ -87,7 +87,7 @@ def _begin(options: dict[str, Any]) -> int:
     if options["quick"] and options["processes"] not in (None, 1):
         raise InputError("--quick", "processes", "one", str(options["processes"]))
     asked = Asked(
-        **{k: options[k] for k in ("capture", "route_layer_regex", "route_stage_regex", "route_start_indices")},
+        **{k: options[k] for k in ("capture", "holding", "route_layer_regex", "route_stage_regex", "route_start_indices")},
         **{k: options[k] for k in ("route_min_num_tokens", "route_max_num_tokens", "max_cases", "stages", "kernels")},
         **{k: options[k] for k in ("case_ids", "load", "baseline", "device", "model", "tp", "cache", "blocks", "repeats")},
         launch=options["launch"], timeout=options["timeout"],

@@ -23,6 +23,7 @@ from replay.captures.manifest import file_sha256
 from replay.devices import Device, cpu_facts
 from replay.endpoint.launcher import Promotion, placed_at, render
 from replay.endpoint.spec import CACHES, read
+from replay.engine.config import SECTIONS
 from replay.errors import EnvironmentRefused
 
 GIB = 1 << 30
@@ -104,8 +105,11 @@ def _engine(role: str) -> Iterator[str]:
     come up and serve the native op."""
     if importlib.util.find_spec("vllm") is None:
         yield "vllm: expected a package that can be imported, got none"
-    if role == "launch" and not entry_points(group=PLUGINS, name=PLUGIN):
+    found = entry_points(group=PLUGINS, name=PLUGIN)
+    if role == "launch" and not found:
         yield f"plugin: expected the entry point {PLUGIN} in {PLUGINS}, got none"
+    elif role == "launch" and all(entry.module == "replay.engine" for entry in found) and "swap" not in SECTIONS:
+        yield f"plugin: expected one that acts on [swap], got one that acts on [{', '.join(SECTIONS)}]"
 
 
 def _variables(promotion: Promotion, environment: Mapping[str, str]) -> Iterator[str]:

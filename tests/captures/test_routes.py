@@ -1,6 +1,8 @@
 """Reading route files: both forms, flat memory, and one line for every way a record can be wrong."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ import zstandard
 
 from replay.captures.routes import read_batches
 from replay.errors import InputError
-from tests.conftest import LAB_ROUTES, needs_lab
+from tests.conftest import LAB_ROUTES, ROOT, needs_lab
 
 
 def lab_record(**changes: Any) -> dict[str, Any]:
@@ -165,3 +167,19 @@ def test_the_labs_own_file_reads() -> None:
     batches = list(read_batches(LAB_ROUTES))
     assert sum(len(b.layers) for b in batches) == 127
     assert {r for b in batches for r in b.ranks} == {"0"}
+
+
+def test_validate_takes_no_more_memory_for_more_lines(tmp_path: Path) -> None:
+    """Ten times the file, the same peak; `make bench-self` has a gigabyte."""
+    block = (ROOT / "captures" / "tiny-moe-256" / "routes.jsonl").read_bytes()
+    peaks = []
+    for times in (8, 80):
+        path = tmp_path / f"{times}.jsonl"
+        path.write_bytes(block * times)
+        code = "import sys, resource; from replay.cli import main; code = main(sys.argv[1:]); print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss); sys.exit(code)"
+        done = subprocess.run(
+            [sys.executable, "-c", code, "capture", "validate", str(path)], capture_output=True, text=True, check=True
+        )
+        peaks.append(int(done.stdout.splitlines()[-1]) / 1024)
+    assert peaks[1] < peaks[0] + 16
+    assert peaks[1] < 300

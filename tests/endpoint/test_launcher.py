@@ -302,7 +302,7 @@ def test_no_server_and_no_plugin(launcher: Path) -> None:
     lines = refusal(launcher, PYTHONPATH=str(ROOT))
     assert lines == [
         "launch.sh: vllm: expected a package that can be imported, got none",
-        "launch.sh: plugin: expected the entry point b70_replay in vllm.general_plugins, got none",
+        "launch.sh: plugin: expected one that acts on [swap], got one that acts on [record]",
     ]
     done = subprocess.run(
         [str(launcher / "control.sh")],

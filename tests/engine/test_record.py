@@ -13,7 +13,7 @@ import torch
 
 from replay.captures import open_capture, recording
 from replay.captures.close import close, survey
-from replay.captures.records import V1Record
+from replay.captures.records import RecordedV1
 from replay.captures.states import open_states
 from replay.captures.tensors import decoded
 from replay.engine.writer import on_host
@@ -21,9 +21,9 @@ from replay.errors import InputError
 from tests.engine.synthetic import EVERYTHING, GDN, LAYERS, Engine, recorder
 
 
-def records(capture: Path) -> list[V1Record]:
+def records(capture: Path) -> list[RecordedV1]:
     """The routes of a capture."""
-    return [msgspec.json.decode(line, type=V1Record) for line in (capture / "routes.jsonl").read_bytes().splitlines()]
+    return [msgspec.json.decode(line, type=RecordedV1) for line in (capture / "routes.jsonl").read_bytes().splitlines()]
 
 
 def served(folder: Path, *, padding: int = 0, steps: int = 6, **asked: Any) -> Engine:
