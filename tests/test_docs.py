@@ -27,6 +27,7 @@ def outside_kernel() -> str:
 def words(line: str) -> list[str]:
     """A documented command without its prompt, environment and comment."""
     parts = shlex.split(line.partition("$ ")[2], comments=True)
+    parts = parts[: parts.index("--")] if "--" in parts else parts  # what follows is another program's
     while re.match(r"[A-Z_]+=", parts[0]):
         parts.pop(0)
     return parts

@@ -16,7 +16,7 @@ from replay.captures.cases import find, shape_hits
 from replay.captures.manifest import Holds, default_geometry
 from replay.errors import InputError
 from replay.kernels import registry
-from replay.model import HELD, Case, CaseId, Geometry, Kernel, preset
+from replay.model import HELD, Case, CaseId, Geometry, Kernel
 from replay.session.journal import Plan
 from replay.session.workers import kernels_of_file
 from replay.stages import STAGES, check_modes, matching, problem_for
@@ -151,36 +151,32 @@ def check_stages(kernels: Iterable[Kernel]) -> None:
 
 
 def geometry_of(asked: Asked, capture: Capture) -> Geometry:
-    """The manifest's geometry; without a manifest the preset asked for. A contradiction is an error."""
+    """The manifest's geometry; without a manifest the preset asked for. A contradiction is an error.
+
+    Routes hold experts and nothing of a layer's widths: they may drive another model of as many experts and as large a k.
+    """
     if capture.manifest is None:
-        try:
-            return default_geometry(capture.holds, asked.model, asked.tp)
-        except ValueError as error:
-            field, _, rest = str(error).partition(": ")
-            expected, _, got = rest.removeprefix("expected ").partition(", got ")
-            raise InputError("--model, --tp", field, expected, got or field) from None
+        return _preset(asked, capture, asked.tp)
     known = capture.manifest.geometry
     if asked.model is not None and capture.holds == "routes":
-        return _at_other_sizes(asked, capture)
+        found = _preset(asked, capture, known.tp if asked.tp is None else asked.tp)
+        if not _drives(known, found):
+            expected = f"a model of {known.experts} experts, {known.top_k} a token, as the capture's router chose"
+            raise InputError("--model", "value", expected, f"{found.experts}, {found.top_k}")
+        return found
     for option, value, own in (("--model", asked.model, known.preset), ("--tp", asked.tp, known.tp)):
         if value is not None and value != own:
             raise InputError(option, "value", f"{own}, as the capture's manifest says", str(value))
     return known
 
 
-def _at_other_sizes(asked: Asked, capture: Capture) -> Geometry:
-    """Routes hold experts and nothing of a layer's widths: they may drive a model of as many experts and as large a k."""
-    assert capture.manifest is not None  # as geometry_of has seen
-    assert asked.model is not None
-    known = capture.manifest.geometry
+def _preset(asked: Asked, capture: Capture, tp: int | None) -> Geometry:
     try:
-        found = preset(asked.model, known.tp if asked.tp is None else asked.tp)
+        return default_geometry(capture.holds, asked.model, tp)
     except ValueError as error:
-        raise InputError("--model, --tp", "value", "a preset and a number that divides its sizes", str(error)) from None
-    if not _drives(known, found):
-        expected = f"a model of {known.experts} experts, {known.top_k} a token, as the capture's router chose"
-        raise InputError("--model", "value", expected, f"{found.experts}, {found.top_k}")
-    return found
+        field, _, rest = str(error).partition(": ")
+        expected, _, got = rest.removeprefix("expected ").partition(", got ")
+        raise InputError("--model, --tp", field, expected, got or field) from None
 
 
 def _drives(routes: Geometry, other: Geometry) -> bool:

@@ -68,7 +68,8 @@ def test_summary_counts_what_the_plain_functions_count() -> None:
     """The streaming figures of inspect agree with the definitions."""
     rows = rows_of(SHIPPED / "routes.jsonl")["language_model.model.layers.9.mlp.experts"]
     figures = summarise(open_capture(SHIPPED))["L9", "router", "0"].figures()
-    assert figures[3:] == [f"{skew(rows):.3f}", f"{repeat_rate(rows):.3f}", f"{overlap(rows):.2f}"]
+    assert [figures[4], *figures[6:]] == [f"{skew(rows):.3f}", f"{repeat_rate(rows):.3f}", f"{overlap(rows):.2f}"]
+    assert figures[5] == str(len({frozenset(row) for row in rows}))
 
 
 def test_manifest_guards_its_files(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ import os, random, signal, sys, time
 from pathlib import Path
 import torch
 torch.set_num_threads(1)
+from replay.captures.recording import read_counters
 from tests.engine.synthetic import EVERYTHING, Engine, recorder
 folder, kills = Path(sys.argv[1]), int(sys.argv[2])
 order = random.Random(7)
@@ -28,9 +29,11 @@ for turn in range(kills):
         engine.step({"a": 2, "b": 1})
         while True:
             engine.step({"a": 1, "b": 1})
-    while not (folder / str(turn) / "rank0.journal").exists():
+    # One in five at once, where it may be in its first frame; the others in the middle of their steps.
+    counters = folder / str(turn) / "rank0.counters"
+    while not counters.exists() or (turn % 5 and read_counters(counters)["written"] < 2):
         time.sleep(0.001)
-    time.sleep(order.uniform(0.0, 0.08))
+    time.sleep(order.uniform(0.0, 0.05))
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
 """
@@ -47,13 +50,12 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_what_is_left_is_valid(killed: Path) -> None:
     """Each closes to as many whole steps as its journal has, no more; the torn ones are known to be torn."""
-    torn = recorded = 0
+    recorded = 0
     for turn in range(KILLS):
         folder = killed / str(turn)
         if not (folder / "rank0.journal").stat().st_size:
             continue  # killed before the first byte
         seen = survey(folder)
-        torn += seen.torn[0] > 0
         if not seen.steps[0]:
             continue
         recorded += 1
@@ -66,5 +68,4 @@ def test_what_is_left_is_valid(killed: Path) -> None:
         states = open_capture(folder, "states")
         check_capture(states, GEOMETRY)
         assert len(open_states(states.files[0]).index["step"]) >= 2 * (seen.steps[0] - 1)
-    assert recorded >= KILLS * 3 // 4
-    print(f"{recorded} of {KILLS} had steps, {torn} ended in a torn one")
+    assert recorded >= KILLS * 4 // 5

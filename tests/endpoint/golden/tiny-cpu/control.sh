@@ -28,7 +28,7 @@ export NEO_CACHE_DIR="$here/cache/control/neo"
 
 command=(
     "$python" -m vllm.entrypoints.openai.api_server
-    --model models/tiny
+    --model models/tiny-moe-16
     --served-model-name tiny
     --host 127.0.0.1
     --port 8000
