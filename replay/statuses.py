@@ -150,12 +150,13 @@ FLAGS: dict[str, Told] = {
 
 EXITS: dict[int, str] = {
     0: "all well",
-    1: "a kernel was wrong, crashed or was mistrusted, or drifted in a chain; a promotion of one",
+    1: "a kernel was wrong, crashed or was mistrusted, or drifted in a chain; a promotion of one; oracle and engine disagree",
     2: "bad input or usage; nothing was lost",
-    3: "`--require` met no verdict, or `--require exact` a grade within a budget; a promotion without a verdict",
+    3: "`--require` met no verdict, or `--require exact` a grade within a budget; a promotion without a verdict; a recording "
+    "with dropped or lost steps, broken off, or of nothing",
     4: "slower than required",
-    5: "the environment was refused, evidence was edited, or a kernel named exactly is unavailable",
-    130: "interrupted; `--resume` goes on",
+    5: "the environment was refused, evidence was edited, a kernel named exactly is unavailable, or a server does not serve",
+    130: "interrupted; `run --resume` goes on, `capture close` keeps what was recorded",
 }
 
 

@@ -64,7 +64,7 @@ def main(vllm: str, model: str, pairs: int) -> int:
 
 def told(times: dict[str, list[float]], counted: dict[str, int]) -> int:
     """Print both measurements; the exit code."""
-    us = counted["hook_ns"] / 1e3 / counted["calls"]
+    us = counted["hook_ns"] / 1e3 / max(counted["calls"], 1)
     print(f"hooks: {us:.2f} µs of the engine's thread a recorded layer call ({counted['calls']:,} calls; budget {BUDGET_US:g})")
     for name, values in times.items():
         middle = median_interval(np.array(values))

@@ -1,5 +1,8 @@
 """Captures for others: routes in the lab's form, and a copy of a capture that says nothing of whose requests they were."""
 
+import contextlib
+import os
+import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,7 +13,7 @@ import numpy as np
 from replay.captures.manifest import MANIFEST, Capture, FileEntry, Manifest, file_sha256, open_capture, read_manifest
 from replay.captures.records import LabRecord, RecordedV1
 from replay.captures.routes import read_batches
-from replay.captures.tensors import FORMS, TensorFile, open_tensors, save_tensors
+from replay.captures.tensors import FORMS, TensorFile, holds_of, open_tensors, save_tensors
 from replay.errors import InputError
 
 # What a record says of a request, a time or a process.
@@ -20,7 +23,7 @@ _OF_NOBODY = ("ts", "pid", "call")
 def export(capture: Capture, target: Path) -> int:
     """Write a capture's routes in the lab's form; how many records. Padding rows have no experts there: −1."""
     count = 0
-    with _new(target).open("wb") as out:
+    with written(_new(target)) as partial, partial.open("wb") as out:
         for batch in read_batches(capture.routes):
             for i, line in enumerate(batch.lines):
                 record = msgspec.json.decode(line)
@@ -52,11 +55,18 @@ def anonymise(path: Path, target: Path) -> int:
     processes and fields that this version does not know; how many requests it had."""
     names: dict[str, str] = {}
     if path.is_file():
-        _copy(open_capture(path).files[0], _new(target), names)
+        with written(_new(target)) as partial:
+            _copy(open_capture(path).files[0], partial, names)
         return len(names)
-    manifest = read_manifest(path / MANIFEST)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise InputError(str(target), "-o", "a new or empty folder", "one with files in it")
+    with written(target) as partial:
+        _copy_folder(path, partial, names)
+    return len(names)
+
+
+def _copy_folder(path: Path, target: Path, names: dict[str, str]) -> None:
+    manifest = read_manifest(path / MANIFEST)
     entries = []
     for entry in manifest.files:
         held = open_capture(path / entry.path).files[0]
@@ -67,9 +77,26 @@ def anonymise(path: Path, target: Path) -> int:
     changed: Manifest = msgspec.structs.replace(manifest, files=entries)
     if manifest.recorded is not None:
         record = {**manifest.recorded.record, "requests": ""}
-        changed = msgspec.structs.replace(changed, recorded=msgspec.structs.replace(manifest.recorded, record=record))
+        told = msgspec.structs.replace(manifest.recorded, record=record, ended="", faults=[])
+        changed = msgspec.structs.replace(changed, recorded=told)
     (target / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(changed), indent=2) + b"\n")
-    return len(names)
+
+
+@contextlib.contextmanager
+def written(target: Path) -> Iterator[Path]:
+    """Where to write a file or a folder, which then takes its place whole or not at all; InputError where it cannot be."""
+    partial = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        yield partial
+        if target.is_dir():
+            target.rmdir()
+        partial.replace(target)
+    except OSError as error:
+        raise InputError(str(target), "-o", "a place that can be written", (error.strerror or str(error)).lower()) from None
+    finally:
+        if partial.is_dir():
+            shutil.rmtree(partial)
+        partial.unlink(missing_ok=True)
 
 
 def _new(target: Path) -> Path:
@@ -82,9 +109,15 @@ def _copy(path: Path, target: Path, names: dict[str, str]) -> None:
     if path.suffix == ".safetensors":
         _copy_tensors(path, target, names)
         return
-    with target.open("wb") as out:
+    with target.open("wb") as raw, _packed(raw) if path.suffix == ".zst" else contextlib.nullcontext(raw) as out:
         for line in _nobody(path, names):
             out.write(line + b"\n")
+
+
+def _packed(raw: Any) -> Any:
+    import zstandard
+
+    return zstandard.ZstdCompressor().stream_writer(raw, closefd=False)
 
 
 def _nobody(path: Path, names: dict[str, str]) -> Iterator[bytes]:
@@ -102,8 +135,7 @@ def _named(names: dict[str, str], name: str) -> str:
 
 
 def _copy_tensors(path: Path, target: Path, names: dict[str, str]) -> None:
-    form = next(form for holds, form in FORMS.items() if holds == open_capture(path).holds)
-    file = open_tensors(path, form, (), TensorFile)
+    file = open_tensors(path, FORMS[holds_of(path)], (), TensorFile)
     meta = dict(file.meta)
     if "requests" in meta:
         meta["requests"] = msgspec.json.encode([_named(names, n) for n in msgspec.json.decode(meta["requests"])]).decode()

@@ -30,7 +30,7 @@ class FileEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class Recorded(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """How a recording went: what served, what was asked for (``record``), ranks that agree, steps and rows; steps that were
-    ``dropped``, or ``lost`` with the process; why it ended."""
+    ``dropped``, or ``lost`` with a process or behind a fault; why it ended, and ``faults`` where something broke it off."""
 
     versions: dict[str, str]
     record: dict[str, Any]
@@ -40,6 +40,7 @@ class Recorded(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     dropped: int
     lost: int
     ended: str
+    faults: list[str] = []
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):

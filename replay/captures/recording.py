@@ -31,11 +31,11 @@ NUMPY = {"bf16": "<u2", "f16": "<f2", "f32": "<f4", "i32": "<i4", "i64": "<i8"}
 
 
 class Head(msgspec.Struct, frozen=True, tag="head", kw_only=True):
-    """What a journal begins with: who writes it, and what it is told to write."""
+    """What a journal begins with: who writes it, and what it is told to write. ``expected``: the ranks that record beside it."""
 
     form: str
     rank: int
-    ranks: int
+    expected: tuple[int, ...]
     pid: int
     versions: dict[str, str]
     model: str
@@ -65,20 +65,21 @@ class Call(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Step(msgspec.Struct, frozen=True, tag="step", kw_only=True):
-    """One step of a rank. ``seq`` counts the steps that were offered to the writer: a gap in it is a drop. ``at_ns``: unix time.
+    """One step of a rank. ``seq`` counts the steps that were offered to the writer. ``at_ns``: unix time.
 
-    ``requests`` are ids, ``prompts`` the tokens of their prompts. A row is a token: ``owner`` is its request's place in
-    ``requests``, −1 for padding; ``position`` its place in the sequence. ``batch_rows`` had the layers' calls, with those that a
-    filter left out. The parts of router and gate are of all rows; those of gdn, gdn_z and lm_head say of which (``row``).
+    ``requests`` are ids. A row is a token: ``owner`` is its request's place in ``requests``, −1 for padding; ``position`` its
+    place in the sequence; ``decodes`` whether it is new, and none of a prompt or of what a preempted request computes again.
+    ``batch_rows`` had the layers' calls, with those that a filter left out. The parts of router and gate are of all rows; those
+    of gdn, gdn_z and lm_head say of which (``row``).
     """
 
     seq: int
     step: int
     at_ns: int
     requests: tuple[str, ...]
-    prompts: tuple[int, ...]
     owner: tuple[int, ...]
     position: tuple[int, ...]
+    decodes: tuple[bool, ...]
     batch_rows: int
     calls: tuple[Call, ...]
 
@@ -213,6 +214,11 @@ def journal_path(folder: Path, rank: int) -> Path:
 def counters_path(folder: Path, rank: int) -> Path:
     """Where a rank counts."""
     return folder / f"rank{rank}.counters"
+
+
+def lock_path(folder: Path, rank: int) -> Path:
+    """What a rank holds while it writes."""
+    return folder / f"rank{rank}.lock"
 
 
 def journals(folder: Path) -> list[Path]:

@@ -130,11 +130,13 @@ def inspect(path: str, html: Path | None) -> None:
         m = capture.manifest
         click.echo(f"{m.name}: {m.origin}, geometry {m.geometry}, made by `{m.made_by}`")
     if html is not None:
+        from replay.captures.hand_on import written
         from replay.results.capture_page import missing, page
 
         if lacking := missing():
             raise EnvironmentRefused(f"--html: expected {lacking}, got none")
-        html.write_text(page(capture, tables, layers))
+        with written(html) as partial:
+            partial.write_text(page(capture, tables, layers))
         click.echo(f"wrote {html}")
 
 

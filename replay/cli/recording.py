@@ -66,7 +66,7 @@ def _asked(engine: Path | None, what: str | None, output: Path) -> "Record":
         if found is None:
             raise InputError(str(engine), "record", "a section [record]", "none")
         given = found
-    changed = {"folder": str(output.resolve())} | ({"what": tuple(what.split(","))} if what else {})
+    changed = {"folder": str(output.resolve())} | ({"what": tuple(what.split(","))} if what is not None else {})
     try:
         given = msgspec.convert({**msgspec.to_builtins(given), **changed}, config.Record)
     except msgspec.ValidationError as error:
@@ -83,6 +83,7 @@ def _told(manifest: "Manifest") -> str:
     )
     ranks = f", the routes of {r.ranks} ranks the same" if r.ranks > 1 else ""
     lost = f", {r.lost} steps lost with the process" if r.lost else ""
+    lost += "".join(f", BROKEN OFF ({fault})" for fault in r.faults)
     return f"{r.steps:,} steps, {r.rows:,} rows; files: {files}; {r.dropped} dropped{lost}{ranks}; ended: {r.ended}"
 
 
@@ -97,7 +98,7 @@ def close(folder: Path, name: str | None) -> int:
         raise InputError(str(folder), "path", "a folder with a recording", "no such folder")
     manifest = close_recording(folder, name)
     click.echo(f"{folder}: {_told(manifest)}")
-    return INVALID if manifest.recorded and manifest.recorded.dropped else 0
+    return INVALID if manifest.recorded and (manifest.recorded.dropped or manifest.recorded.faults) else 0
 
 
 @click.command()
@@ -106,10 +107,10 @@ def agree(path: str) -> int:
     """How far the oracle is from what the engine itself wrote, where a recording kept it; exit 1 beyond the stated budget."""
     from tabulate import tabulate
 
-    from replay.captures import locate, open_capture
+    from replay.captures import kinds, locate, open_capture
     from replay.studies.agreement import HEADERS, agreements
 
-    found = [a for holds in ("states", "gates") for a in agreements(open_capture(locate(path), holds))]
+    found = [a for holds in kinds(locate(path)) for a in agreements(open_capture(locate(path), holds))]
     if not found:
         expected = "outputs of the engine: [record] what with states_after, outputs or hidden"
         raise InputError(path, "capture", expected, "none")

@@ -1,19 +1,23 @@
 """``capture record``: a server with the plugin, its prompts, its end, and the capture that is left."""
 
+import contextlib
 import os
+import signal
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
 
+from replay.captures import manifest as m
 from replay.captures import recording
 from replay.captures.close import close
 from replay.captures.manifest import Manifest
 from replay.endpoint.server import Answer, Server, ServerError, at_a_time
 from replay.engine import config
-from replay.errors import InputError
+from replay.errors import InputError, ReplayError
 
 FLUSH_S = 60.0
 BESIDE = "recording"  # the engine file, the server's log and its answers: no part of the capture
@@ -44,7 +48,7 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Recorded:
+class Outcome:
     """What came of it: the capture, or why there is none; ``problems`` make the command fail."""
 
     manifest: Manifest | None
@@ -65,7 +69,10 @@ def read_prompts(path: Path) -> list[Prompt]:
             found += [Prompt(line)] if line.strip() else []
             continue
         try:
-            found.append(msgspec.json.decode(line, type=Prompt))
+            prompt = msgspec.json.decode(line, type=Prompt)
+            if not prompt.prompt or prompt.max_tokens < 0:
+                raise InputError(f"{path}:{number}", "line", "a prompt, and max_tokens of 1 or more", line[:80])
+            found.append(prompt)
         except msgspec.DecodeError as error:
             expected = "text, or an object with prompt, max_tokens and ignore_eos"
             raise InputError(f"{path}:{number}", "line", expected, str(error)) from None
@@ -80,9 +87,10 @@ def prepare(folder: Path, record: config.Record) -> Path:
 
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        if any(folder.iterdir()):
+        if {path.name for path in folder.iterdir()} - {BESIDE, recording.REFUSAL}:  # those are left where no server came up
             raise InputError(str(folder), "-o", "an empty or new folder", "one with files in it")
-        (folder / BESIDE).mkdir()
+        (folder / recording.REFUSAL).unlink(missing_ok=True)
+        (folder / BESIDE).mkdir(exist_ok=True)
         path = folder / BESIDE / "engine.toml"
         path.write_text(tomli_w.dumps({"record": msgspec.to_builtins(record)}))
     except OSError as error:
@@ -90,7 +98,7 @@ def prepare(folder: Path, record: config.Record) -> Path:
     return path
 
 
-def record(asked: Asked, say: Callable[[str], None] = lambda text: None) -> Recorded:
+def record(asked: Asked, say: Callable[[str], None] = lambda text: None) -> Outcome:
     """Serve, ask, end and close. ServerError and InputError as their causes have them; no process is left in any case."""
     engine = prepare(asked.folder, asked.record)
     variables = {config.VARIABLE: str(engine.resolve()), **_plugins()}
@@ -98,31 +106,64 @@ def record(asked: Asked, say: Callable[[str], None] = lambda text: None) -> Reco
     answers: list[Answer] = []
     problems: list[str] = []
     ended = "the prompts were answered"
-    try:
-        server.start()
-        server.wait(asked.ready_s, say)
-        _check_begun(asked.folder, server)
-        if asked.prompts is None:
-            ended = _until_stopped(asked.folder, server, say)
-        else:
-            answers = _ask(asked, server, say)
-        flush(asked.folder)
-    except ServerError as error:
-        problems.append(str(error))
-        ended = str(error).splitlines()[0]
-    finally:
-        server.stop()
+    with _told_to_end():
+        try:
+            server.start()
+            server.wait(asked.ready_s, say)
+            _check_begun(asked.folder, server)
+            if asked.prompts is None:
+                ended = _until_stopped(asked.folder, server, say)
+            else:
+                for answer in _ask(asked, server, say):
+                    answers.append(answer)
+            if not flush(asked.folder):
+                problems.append(f"the writers did not write what they were given in {FLUSH_S:.0f} s")
+        except ServerError as error:
+            problems.append(str(error))
+            ended = "the server failed"
+        except KeyboardInterrupt:
+            problems.append("interrupted")
+            ended = "interrupted"
+        finally:
+            server.stop()
     counted = counters(asked.folder)
     if answers:
         (asked.folder / BESIDE / "answers.jsonl").write_bytes(b"".join(msgspec.json.encode(answer) + b"\n" for answer in answers))
     manifest = None
     try:
-        manifest = close(asked.folder, asked.name, asked.made_by, ended)
-    except InputError as error:
+        if recording.journals(asked.folder) or not problems:
+            manifest = close(asked.folder, asked.name, asked.made_by, ended)
+    except ReplayError as error:
         problems.append(str(error))
-    if manifest and manifest.recorded and manifest.recorded.dropped:
-        problems.append(f"{manifest.recorded.dropped} of {counted['offered']} steps were dropped: the writer did not keep up")
-    return Recorded(manifest, answers, problems, counted)
+    if manifest and manifest.recorded:
+        problems += _faults(manifest.recorded)
+    return Outcome(manifest, answers, problems, counted)
+
+
+def _faults(r: m.Recorded) -> Iterator[str]:
+    if r.dropped:
+        yield f"{r.dropped} steps were dropped: the writer did not keep up"
+    if r.lost:
+        yield f"{r.lost} steps were lost"
+    yield from (f"broken off: {fault}" for fault in r.faults)
+
+
+@contextlib.contextmanager
+def _told_to_end() -> Iterator[None]:
+    """SIGTERM and SIGHUP end a recording as Ctrl-C does, so that the server ends too."""
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():  # nobody else may set handlers
+        yield
+        return
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _plugins() -> dict[str, str]:
@@ -139,18 +180,16 @@ def _check_begun(folder: Path, server: Server) -> None:
         raise server.error("the server is ready and the plugin is not there: install b70-replay into the server's environment")
 
 
-def _ask(asked: Asked, server: Server, say: Callable[[str], None]) -> list[Answer]:
+def _ask(asked: Asked, server: Server, say: Callable[[str], None]) -> Iterator[Answer]:
     prompts = asked.prompts or ()
-    answers = []
 
     def one(p: Prompt) -> Answer:
         return server.complete(p.prompt, p.max_tokens or asked.max_tokens, ignore_eos=p.ignore_eos)
 
-    for answer in at_a_time(one, prompts, asked.concurrency):
-        answers.append(answer)
+    for number, answer in enumerate(at_a_time(one, prompts, asked.concurrency), 1):
+        yield answer
         counted = counters(asked.folder)
-        say(f"{len(answers)} of {len(prompts)} prompts, {counted['written']} steps, {counted['dropped']} dropped")
-    return answers
+        say(f"{number} of {len(prompts)} prompts, {counted['written']} steps, {counted['dropped']} dropped")
 
 
 def _until_stopped(folder: Path, server: Server, say: Callable[[str], None]) -> str:
@@ -167,14 +206,16 @@ def _until_stopped(folder: Path, server: Server, say: Callable[[str], None]) -> 
         return "interrupted"
 
 
-def flush(folder: Path) -> None:
-    """Wait until the writers have written what they were given: vLLM kills its workers when it is told to end."""
+def flush(folder: Path) -> bool:
+    """Wait until the writers have written what they were given, since vLLM kills its workers when it is told to end; whether they
+    have."""
     end = time.monotonic() + FLUSH_S
     while time.monotonic() < end:
         ranks = [recording.read_counters(path.with_suffix(".counters")) for path in recording.journals(folder)]
         if all(c["ended"] or c["offered"] == c["written"] + c["dropped"] for c in ranks):
-            return
+            return True
         time.sleep(0.05)
+    return False
 
 
 def counters(folder: Path) -> dict[str, int]:

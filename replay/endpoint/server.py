@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from replay.endpoint.spec import Endpoint
-from replay.errors import ReplayError
+from replay.errors import InputError, ReplayError
 
 TAIL_LINES = 15
 T = TypeVar("T")
@@ -44,7 +44,10 @@ class Server:
 
     def __init__(self, command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None) -> None:
         self.command, self.log = list(command), log
-        self.host, self.port = word_after(command, "--host", "127.0.0.1"), int(word_after(command, "--port", "8000"))
+        self.host, port = word_after(command, "--host", "127.0.0.1"), word_after(command, "--port", "8000")
+        if not port.isdigit():
+            raise InputError("server", "--port", "a number", repr(port))
+        self.port = int(port)
         self.environment = {**os.environ, **(environment or {})}
         self.process: subprocess.Popen[bytes] | None = None
         self.model = ""
@@ -71,7 +74,7 @@ class Server:
             try:
                 self.process = subprocess.Popen(
                     self.command, stdout=out, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env=self.environment,
-                    start_new_session=True,
+                    start_new_session=True, preexec_fn=end_with_parent,  # one call of the C library
                 )  # fmt: skip
             except OSError as error:
                 raise ServerError(
@@ -86,11 +89,13 @@ class Server:
         while (waited := time.monotonic() - begin) < timeout_s:
             self.check_alive("before it was ready")
             try:
-                if httpx.get(f"{self.url}/health", timeout=5).status_code == 200:
-                    self.model = httpx.get(f"{self.url}/v1/models", timeout=30).json()["data"][0]["id"]
+                if self._get("/health", 5).status_code == 200:
+                    self.model = self._get("/v1/models", 30).json()["data"][0]["id"]
                     return waited
             except httpx.HTTPError:
                 pass
+            except (ValueError, LookupError, TypeError) as error:
+                raise self.error(f"/v1/models: expected a list of models, got {error}") from None
             say(f"waiting for the server: {waited:.0f} s")
             time.sleep(0.5)
         raise self.error(f"not ready in {timeout_s:.0f} s")
@@ -107,21 +112,30 @@ class Server:
         return ServerError("\n".join([f"{why}; the end of {self.log}:", *("  " + line[:300] for line in lines)]))
 
     def stop(self, timeout_s: float = 30) -> None:
-        """End the whole group and wait for it: SIGTERM, and where that is not enough SIGKILL."""
+        """End the whole group and wait for it: SIGTERM, and where that is not enough, or at a second Ctrl-C, SIGKILL."""
         if self.process is None:
             return
+        try:
+            self._end(timeout_s)
+        finally:
+            self.kill()
+
+    def _end(self, timeout_s: float) -> None:
+        assert self.process is not None  # as stop has seen
         _signal(self.process.pid, signal.SIGTERM, only=True)
         end = time.monotonic() + timeout_s
         while time.monotonic() < end and group(self.process.pid):
             self.process.poll()
             time.sleep(0.05)
-        self.kill()
 
-    def kill(self) -> None:
-        """End the whole group at once."""
+    def kill(self, timeout_s: float = 30) -> None:
+        """End the whole group at once; ServerError where somebody of it does not end."""
         if self.process is None:
             return
-        while group(self.process.pid):
+        end = time.monotonic() + timeout_s
+        while left := group(self.process.pid):
+            if time.monotonic() > end:
+                raise ServerError(f"workers: expected none left behind, got {', '.join(map(str, left))} after SIGKILL")
             _signal(self.process.pid, signal.SIGKILL)
             self.process.poll()
             time.sleep(0.05)
@@ -138,24 +152,31 @@ class Server:
             "return_token_ids": True, **parameters,
         }  # fmt: skip
         try:
-            answer = httpx.post(f"{self.url}/v1/completions", json=asked, timeout=timeout_s)
+            answer = httpx.post(f"{self.url}/v1/completions", json=asked, timeout=timeout_s, trust_env=False)
             answer.raise_for_status()
+            body = answer.json()
+            choice, usage = body["choices"][0], body["usage"]
+            return Answer(
+                body["id"], prompt, choice["text"], choice["token_ids"], choice["logprobs"]["token_logprobs"],
+                usage["prompt_tokens"], usage["completion_tokens"],
+            )  # fmt: skip
         except httpx.HTTPError as error:
             self.check_alive("while it was asked")
             raise self.error(f"{type(error).__name__}: {error}") from None
-        body = answer.json()
-        choice, usage = body["choices"][0], body["usage"]
-        return Answer(
-            body["id"], prompt, choice["text"], choice["token_ids"], choice["logprobs"]["token_logprobs"], usage["prompt_tokens"],
-            usage["completion_tokens"],
-        )  # fmt: skip
+        except (ValueError, LookupError, TypeError) as error:
+            got = f"{type(error).__name__}: {error}"
+            raise self.error(f"/v1/completions: expected a completion with token ids, got {got}") from None
+
+    def _get(self, path: str, timeout_s: float) -> Any:
+        """A proxy of the environment's is not for a server of our own."""
+        import httpx
+
+        return httpx.get(f"{self.url}{path}", timeout=timeout_s, trust_env=False)
 
     def metrics(self) -> dict[str, float]:
         """The numbers of ``/metrics``, labels summed over."""
-        import httpx
-
         found: dict[str, float] = {}
-        for line in httpx.get(f"{self.url}/metrics", timeout=30).text.splitlines():
+        for line in self._get("/metrics", 30).text.splitlines():
             if line and not line.startswith("#"):
                 name, _, value = line.rpartition(" ")
                 name = name.partition("{")[0]
@@ -188,6 +209,13 @@ def serve_command(endpoint: Endpoint, program: str = "vllm", *, model: str | Non
         program, "serve", model or endpoint.model, "--host", endpoint.host, "--port", str(port or endpoint.port),
         "--served-model-name", endpoint.served_name, *endpoint.args,
     ]  # fmt: skip
+
+
+def end_with_parent() -> None:
+    """In a child: SIGTERM where the process that started it is gone, killed for one."""
+    import ctypes
+
+    ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
 
 
 def word_after(command: Sequence[str], option: str, default: str) -> str:

@@ -29,21 +29,23 @@ def register() -> None:
     if engine.swap is not None and engine.swap.get("mode") != "off":
         raise InputError(file, "swap", "none: this version records and does not swap", str(engine.swap.get("mode")))
     if engine.record is not None:
-        _record(engine.record)
+        _record(engine.record, file)
 
 
-def _record(record: "Record") -> None:
+def _record(record: "Record", file: str) -> None:
     import vllm
 
-    from replay.engine import hooks
+    from replay.engine import config, hooks
     from replay.engine.attach import refuse
     from replay.errors import InputError
 
-    _own_compiled_code(record)
     try:
+        config.check(record, file)
+        config.check_folder(record, file)
+        _own_compiled_code(record)
         hooks.install(record, vllm.__version__)
-    except InputError as error:
-        refuse(record, str(error))
+    except Exception as error:  # a module of vLLM that does not import is no reason not to serve
+        refuse(record, str(error) if isinstance(error, InputError) else f"{type(error).__name__}: {error}")
 
 
 def _own_compiled_code(record: "Record") -> None:
@@ -52,7 +54,8 @@ def _own_compiled_code(record: "Record") -> None:
 
     from replay import __version__
 
-    key = f"b70-record-{hashlib.sha256(repr((__version__, record.what)).encode()).hexdigest()[:12]}"
+    taps = record.wants("router"), record.wants("gdn"), "hidden" in record.what
+    key = f"b70-record-{hashlib.sha256(repr((__version__, taps)).encode()).hexdigest()[:12]}"
     root = Path(os.environ.get("VLLM_CACHE_ROOT", Path.home() / ".cache" / "vllm"))
     if root.name != key:
         os.environ["VLLM_CACHE_ROOT"] = str(root / key)

@@ -10,6 +10,7 @@ from typing import Any
 from replay.captures import recording
 from replay.engine import log, record
 from replay.engine.config import Record
+from replay.engine.writer import NotOurs
 from replay.errors import InputError
 from replay.model import Geometry
 from replay.model.geometry import nearest
@@ -22,17 +23,23 @@ def attach(asked: Record, vllm_config: Any) -> None:
     from vllm.distributed import get_tensor_model_parallel_rank, get_tensor_model_parallel_world_size
 
     rank, ranks = get_tensor_model_parallel_rank(), get_tensor_model_parallel_world_size()
-    if asked.ranks and rank not in asked.ranks:
+    expected = asked.ranks or tuple(range(ranks))
+    if rank not in expected and max(expected) < ranks:
         return
     try:
+        if max(expected) >= ranks:
+            raise InputError("record", "ranks", f"ranks below {ranks}", str(max(expected)))
         if reasons := [f"{what}: expected {expected}, got {got}" for what, expected, got in refusals(asked, vllm_config)]:
             refuse(asked, "; ".join(reasons))
             return
         head = {
-            "rank": rank, "ranks": len(asked.ranks) or ranks, "pid": os.getpid(), "versions": _versions(),
+            "rank": rank, "expected": expected, "pid": os.getpid(), "versions": _versions(),
             "model": str(vllm_config.model_config.model), "geometry": geometry_of(vllm_config.model_config.hf_text_config, ranks),
         }  # fmt: skip
         record.attach(asked, head)
+    except NotOurs as error:
+        log.error("nothing is recorded, the server goes on: %s", error)
+        return
     except Exception as error:  # whatever it is, the server goes on
         refuse(asked, str(error) if isinstance(error, InputError) else f"{type(error).__name__}: {error}")
         return
@@ -42,10 +49,10 @@ def attach(asked: Record, vllm_config: Any) -> None:
 def refuse(asked: Record, why: str) -> None:
     """Say in the log, and where it can be in the folder, why nothing is recorded."""
     log.error("nothing is recorded, the server goes on: %s", why)
-    # A folder that another server writes to is not ours to leave a note in; where none can be left, the log has it.
-    with contextlib.suppress(OSError):
-        if not recording.journals(Path(asked.folder)):
-            recording.refuse(Path(asked.folder), why)
+    if not asked.folder:
+        return
+    with contextlib.suppress(OSError):  # where no note can be left, the log has it
+        recording.refuse(Path(asked.folder), why)
 
 
 def refusals(asked: Record, config: Any) -> Iterator[tuple[str, str, str]]:
@@ -68,8 +75,6 @@ def refusals(asked: Record, config: Any) -> Iterator[tuple[str, str, str]]:
     for name, only in sole.items():
         if (got := getattr(parallel, name)) != only:
             yield f"--{name.replace('_', '-')}", str(only).lower(), str(got).lower()
-    if getattr(config, "use_v2_model_runner", False):
-        yield "VLLM_USE_V2_MODEL_RUNNER", "0: the hooks are of the first model runner", "1"
     if asked.wants("gdn") and config.device_config.device_type != "cpu":
         yield "record.what", "no GDN states: their hooks are of vLLM's CPU kernels", config.device_config.device_type
 

@@ -27,7 +27,7 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     and counted.
     """
 
-    folder: str
+    folder: str = ""
     layers: str = ""
     stages: str = ""
     phases: tuple[Literal["prefill", "decode"], ...] = ("prefill", "decode")
@@ -56,7 +56,7 @@ class Engine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read(path: Path) -> Engine:
-    """The file, checked; InputError for one that cannot be done as written."""
+    """The file; InputError for one that cannot be read. What a recording asks for is looked at by ``check``."""
     try:
         engine = msgspec.convert(tomllib.loads(path.read_text()), Engine)
     except OSError as error:
@@ -65,9 +65,13 @@ def read(path: Path) -> Engine:
         raise InputError(str(path), VARIABLE, "TOML", str(error)) from None
     except msgspec.ValidationError as error:
         raise InputError(str(path), VARIABLE, "the sections [record] and [swap]", str(error)) from None
-    if engine.record is not None:
-        check(engine.record, str(path))
     return engine
+
+
+def check_folder(record: Record, where: str) -> None:
+    """InputError where no folder is named; `capture record` brings its own."""
+    if not record.folder:
+        raise InputError(where, "record.folder", "a folder", "none")
 
 
 def check(record: Record, where: str) -> None:
@@ -88,8 +92,6 @@ def check(record: Record, where: str) -> None:
     ):
         if getattr(record, name) < least:
             raise InputError(where, f"record.{name}", f"{least} or more", str(getattr(record, name)))
-    if not record.folder:
-        raise InputError(where, "record.folder", "a folder", "none")
     if not any(record.wants(stage) for stage in STAGES):
         raise InputError(where, "record.what, record.stages", f"something of {', '.join(STAGES)}", "nothing")
     if not record.phases:
@@ -97,3 +99,5 @@ def check(record: Record, where: str) -> None:
     of_gdn = {"gdn", "states", "states_after", "outputs"} & set(record.what)
     if of_gdn and not of_gdn >= {"gdn", "states"}:
         raise InputError(where, "record.what", "gdn and states, if anything of theirs", ", ".join(record.what))
+    if of_gdn and "decode" not in record.phases:
+        raise InputError(where, "record.phases", "decode, since GDN is recorded there", ", ".join(record.phases))

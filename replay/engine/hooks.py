@@ -31,6 +31,7 @@ class Point:
 _RUNNER = "vllm.v1.worker.gpu_model_runner:GPUModelRunner"
 _CPU_GDN = "vllm.model_executor.layers.mamba.ops.cpu.gdn_attention"
 V0_32: Mapping[str, Point] = {
+    "worker": Point("vllm.v1.worker.gpu_worker:Worker.__init__", ("self", "vllm_config")),
     "runner": Point(f"{_RUNNER}.__init__", ("self", "vllm_config", "device")),
     "step": Point(f"{_RUNNER}.execute_model", ("self", "scheduler_output", "intermediate_tensors")),
     "sampled": Point(f"{_RUNNER}.sample_tokens", ("self", "grammar_output")),
@@ -93,7 +94,19 @@ def install(asked: Record, version: str) -> None:
         _define_tap()
 
 
-# ---------------------------------------------------------------- the runner
+# ---------------------------------------------------------------- worker and runner
+
+
+def _worker(original: Callable[..., Any], asked: Record) -> Callable[..., Any]:
+    from replay.engine.attach import refuse
+
+    def __init__(self: Any, vllm_config: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807  # stands for the worker's own
+        original(self, vllm_config, *args, **kwargs)
+        # Another runner would be built, whose methods nobody hooks.
+        if getattr(vllm_config, "use_v2_model_runner", False):
+            refuse(asked, "VLLM_USE_V2_MODEL_RUNNER: expected 0, since the hooks are of the first model runner, got 1")
+
+    return __init__
 
 
 def _runner(original: Callable[..., Any], asked: Record) -> Callable[..., Any]:
@@ -111,9 +124,11 @@ def _step(original: Callable[..., Any], asked: Record) -> Callable[..., Any]:
         recorder = record.ACTIVE
         if recorder is None or not scheduler_output.total_num_scheduled_tokens:
             return original(self, scheduler_output, *args, **kwargs)
-        recorder.begin()
+        recorder.begin(self)
         result = original(self, scheduler_output, *args, **kwargs)
         recorder.whose(self, scheduler_output.num_scheduled_tokens)
+        if result is not None:  # nothing is sampled, so nothing else ends the step
+            recorder.end()
         return result
 
     return execute_model
@@ -164,7 +179,7 @@ def _router(original: Callable[..., Any], asked: Record) -> Callable[..., Any]:
     hidden_too = "hidden" in asked.what
 
     def _select_experts(self: Any, hidden_states: Any, router_logits: Any, *args: Any, **kwargs: Any) -> Any:
-        layer = self.b70_layer
+        layer = getattr(self, "b70_layer", "")
         if torch.compiler.is_compiling():
             # What the op gives is what goes on, so no compiler can drop it.
             if hidden_too:
@@ -186,11 +201,10 @@ def _gdn(original: Callable[..., Any], asked: Record) -> Callable[..., Any]:
     def _cpu_gdn_attention_nonspec(layer: Any, attn_metadata_i: Any, mixed_qkv: Any, b: Any, a: Any, core_attn_out: Any) -> None:
         recorder, held = record.ACTIVE, None
         if recorder is not None:
-            slots = attn_metadata_i.non_spec_state_indices_tensor
-            held = recorder.gdn_begins(layer, attn_metadata_i.num_decodes, slots, {"mixed_qkv": mixed_qkv, "a": a, "b": b})
+            held = recorder.gdn_begins(layer, attn_metadata_i, mixed_qkv=mixed_qkv, a=a, b=b)
         original(layer, attn_metadata_i, mixed_qkv, b, a, core_attn_out)
         if recorder is not None and held is not None:
-            recorder.gdn_weights(layer, _gdn_weights(layer), _gdn_modes(layer))
+            recorder.gdn_weights(layer, _gdn_weights, _gdn_modes)
             recorder.gdn_ends(layer, held, core_attn_out)
 
     return _cpu_gdn_attention_nonspec
@@ -224,8 +238,8 @@ def _gdn_z(original: Callable[..., Any], asked: Record) -> Callable[..., Any]:
 
 
 _HOOKS: Mapping[str, Callable[[Callable[..., Any], Record], Callable[..., Any]]] = {
-    "runner": _runner, "step": _step, "sampled": _sampled, "shutdown": _shutdown, "logits": _logits, "moe": _moe,
-    "router": _router, "gdn": _gdn, "gdn_z": _gdn_z,
+    "worker": _worker, "runner": _runner, "step": _step, "sampled": _sampled, "shutdown": _shutdown, "logits": _logits,
+    "moe": _moe, "router": _router, "gdn": _gdn, "gdn_z": _gdn_z,
 }  # fmt: skip
 
 

@@ -24,10 +24,10 @@ def _on_the_engines_thread(method: F) -> F:
     """Its time is counted. A fault of ours ends the recording and says so; the request that met it never sees it."""
 
     @functools.wraps(method)
-    def counted(self: "Recorder", *args: Any) -> Any:
+    def counted(self: "Recorder", *args: Any, **kwargs: Any) -> Any:
         begin = time.perf_counter_ns()
         try:
-            return method(self, *args)
+            return method(self, *args, **kwargs)
         except Exception as error:
             self.give_up(f"{method.__name__}: {type(error).__name__}: {error}")
             return None
@@ -46,6 +46,9 @@ class Recorder:
         self.gdn, self.lm_head = record.wants("gdn"), record.wants("lm_head")
         self.after, self.outputs = "states_after" in record.what, "outputs" in record.what
         self.pattern = re.compile(record.layers)
+        self.wanted = re.compile(record.requests) if record.requests else None
+        self.runner: Any = None
+        self.gave_up = False
         self.chosen: dict[str, bool] = {}
         self.told: set[str] = set()  # GDN layers whose weights were handed over
         self.calls: list[Seen] | None = None  # of the open step, where it is recorded
@@ -64,13 +67,14 @@ class Recorder:
     # ------------------------------------------------------------ steps
 
     @_on_the_engines_thread
-    def begin(self) -> None:
+    def begin(self, runner: Any = None) -> None:
         """A step of the scheduler that has tokens begins; one that was not ended is handed over first."""
-        self.end()
+        self._hand_over()
         self.steps += 1
-        if self.writer.stopped or (self.steps - 1) % self.record.every:
+        if self.gave_up or self.writer.stopped or (self.steps - 1) % self.record.every:
             return
         self.calls, self.batch, self.states_now, self.padded, self.decodes = [], None, None, 0, 0
+        self.runner = runner
 
     @_on_the_engines_thread
     def whose(self, runner: Any, scheduled: dict[str, int]) -> None:
@@ -82,12 +86,15 @@ class Recorder:
         count = len(names)
         self.batch = Batch(
             names, tuple(scheduled[name] for name in names), tuple(held.num_computed_tokens_cpu[:count].tolist()),
-            tuple(held.num_prompt_tokens[:count].tolist()), 0,
+            tuple(held.num_prompt_tokens[:count].tolist()), tuple(held.num_tokens_no_spec[:count].tolist()), 0,
         )  # fmt: skip
 
     @_on_the_engines_thread
     def end(self) -> None:
         """Hand over the open step."""
+        self._hand_over()
+
+    def _hand_over(self) -> None:
         calls, self.calls = self.calls, None
         if calls and self.batch is not None:
             self.writer.offer(self.steps - 1, self.batch._replace(padded=self.padded), calls)
@@ -103,12 +110,15 @@ class Recorder:
             self.calls.append(Seen("router", layer, held))
             self.padded = ids.shape[0]
             self.layer_calls += 1
+            if not layer:
+                self.give_up("a router of no layer: it did not come through the hooked MoERunner")
 
     @_on_the_engines_thread
     def gate(self, layer: str, hidden: Any, logits: Any) -> None:
         """hidden [T, H] and router logits [T, E], as a router gets them."""
         if self.calls is not None and self.hidden and self.takes(layer):
             self.calls.append(Seen("gate", layer, {"hidden": hidden.clone(), "logits": logits.clone()}))
+            self.padded = hidden.shape[0]
 
     @_on_the_engines_thread
     def logits(self, logits: Any) -> None:
@@ -117,10 +127,13 @@ class Recorder:
             self.calls.append(Seen("lm_head", "lm_head", {"logits": logits.clone()}))
 
     @_on_the_engines_thread
-    def gdn_begins(self, layer: Any, decodes: int, slots: Any, inputs: dict[str, Any]) -> dict[str, Any] | None:
-        """The decode rows that a GDN layer is about to take: ``inputs`` [T, …], and the states in ``slots``, where it is a step
+    def gdn_begins(self, layer: Any, metadata: Any, **inputs: Any) -> dict[str, Any] | None:
+        """The decode rows that a GDN layer is about to take: ``inputs`` [T, …], and the states in their slots, where it is a step
         of states. What is returned goes to ``gdn_ends``."""
-        if self.calls is None or not self.gdn or not decodes or not self.takes(layer.prefix):
+        if self.calls is None or not self.gdn or not self.takes(layer.prefix) or not metadata.num_decodes:
+            return None
+        decodes, slots = metadata.num_decodes, metadata.non_spec_state_indices_tensor
+        if self.wanted is not None and not any(map(self.wanted.search, self.runner.input_batch.req_ids[:decodes])):
             return None
         most = self.record.max_gdn_steps
         if self.states_now is None:
@@ -155,10 +168,11 @@ class Recorder:
             self.calls.append(Seen("gdn_z", layer, {"z": z[: self.decodes].clone()}))
 
     @_on_the_engines_thread
-    def gdn_weights(self, layer: Any, tensors: dict[str, Any], modes: dict[str, str]) -> None:
+    def gdn_weights(self, layer: Any, tensors_of: Callable[[Any], Any], modes_of: Callable[[Any], dict[str, str]]) -> None:
         """What a GDN layer holds from step to step, once."""
         if layer.prefix in self.told:
             return
+        tensors, modes = tensors_of(layer), modes_of(layer)
         self.told.add(layer.prefix)
         tables = {
             name: {"shape": list(t.shape), "stride": list(t.stride()), "storage_offset": t.storage_offset()}
@@ -169,12 +183,12 @@ class Recorder:
 
     def give_up(self, why: str) -> None:
         """Nothing more is taken; the writer writes what waits, and why."""
-        self.calls = None
+        self.calls, self.gave_up = None, True
         self.writer.fail(why)
 
     def close(self) -> None:
         """The engine ends: what waits is written, and an end."""
-        self.end()
+        self._hand_over()
         self.writer.close()
 
 

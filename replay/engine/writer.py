@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from replay.captures import recording
+from replay.captures.manifest import MANIFEST
 from replay.captures.recording import COUNTERS, Call, End, Frame, Head, Part, Step, Weights
 from replay.engine import log
 from replay.engine.config import Record
@@ -45,6 +46,21 @@ class Offered(NamedTuple):
     batch: Batch
     calls: Sequence[Seen]
     nbytes: int
+    ready: Any  # an event of the device that holds the tensors: until it has come they are not what was seen
+
+
+class NotOurs(InputError):
+    """A folder that somebody else records to, or has: nothing is to be left in it."""
+
+
+def _event_behind(calls: Sequence[Seen]) -> Any:
+    """An event of the stream that made the tensors, None on a CPU: the writer's thread has another stream."""
+    import torch
+
+    device = next((t.device for seen in calls for t in seen.tensors.values()), None)
+    if device is None or device.type in ("cpu", "meta"):
+        return None
+    return torch.accelerator.current_stream(device.index).record_event()
 
 
 class Writer:
@@ -57,28 +73,29 @@ class Writer:
         self.path = recording.journal_path(self.folder, head.rank)
         try:
             _make(self.folder)
-            self.lock = FileLock(self.folder / f"rank{head.rank}.lock")
+            if (self.folder / MANIFEST).exists():
+                raise FileExistsError(17, "file exists", str(self.folder / MANIFEST))
+            self.lock = FileLock(recording.lock_path(self.folder, head.rank))
             self.lock.acquire(timeout=0)
             self.fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o644)
             self.counters = recording.open_counters(recording.counters_path(self.folder, head.rank))
         except Timeout:
-            raise InputError(
-                record.folder, "folder", "one that no other server writes to", f"rank {head.rank} is being written"
-            ) from None
+            got = f"rank {head.rank} is being written"
+            raise NotOurs(record.folder, "folder", "one that no other server writes to", got) from None
         except FileExistsError as error:
-            raise InputError(record.folder, "folder", "one without a recording", Path(error.filename).name) from None
+            raise NotOurs(record.folder, "folder", "one without a recording", Path(error.filename).name) from None
         except OSError as error:
             expected = "a folder that can be written"
             raise InputError(record.folder, "folder", expected, (error.strerror or str(error)).lower()) from None
         self.limit = record.buffer_mib << 20
-        self.given = self.taken = self.length = self.seq = self.lines = self.tokens = (
-            0  # given and seq: the engine's thread's alone
-        )
+        self.given = self.seq = 0  # of the engine's thread alone
+        self.taken = self.length = self.lines = self.tokens = 0  # of the writer's
         self.stopped = self.failed = ""
         self.queue: queue.SimpleQueue[Offered | Weights | tuple[Weights, Tensors] | None] = queue.SimpleQueue()
         try:
             self._append([recording.MAGIC, *recording.encoded(head)])
         except OSError as error:
+            self.path.unlink()
             raise InputError(record.folder, "folder", "room to write", (error.strerror or str(error)).lower()) from None
         self.thread = threading.Thread(target=self._work, name="b70-record", daemon=True)
         self.thread.start()
@@ -88,7 +105,7 @@ class Writer:
     def offer(self, step: int, batch: Batch, calls: Sequence[Seen]) -> None:
         """Hand over a step; dropped and counted where the buffer is full."""
         nbytes = sum(t.nbytes for seen in calls for t in seen.tensors.values())
-        offered = Offered(self.seq, step, time.time_ns(), batch, calls, nbytes)
+        offered = Offered(self.seq, step, time.time_ns(), batch, calls, nbytes, _event_behind(calls))
         self.seq += 1
         self.counters[_AT["offered"]] = self.seq
         if self.given - self.taken + nbytes > self.limit:
@@ -124,7 +141,7 @@ class Writer:
                 try:
                     self._take(item)
                 except OSError as error:
-                    self._stop(f"{self.path}: {(error.strerror or str(error)).lower()}", ok=False)
+                    self._stop(f"the disk: {(error.strerror or str(error)).lower()}", ok=False)
                 except Exception as error:  # whatever it is, the server goes on and the capture says why it ends
                     self._stop(f"{type(error).__name__}: {error}", ok=False)
             if isinstance(item, Offered):
@@ -134,6 +151,8 @@ class Writer:
 
     def _take(self, item: Any) -> None:
         if isinstance(item, Offered):
+            if item.ready is not None:
+                item.ready.synchronize()
             self._step(item)
             return
         weights, tensors = item
@@ -153,8 +172,8 @@ class Writer:
             calls.append(Call(seen.what, seen.layer, tuple(Part(n, d, a.shape) for n, (d, a) in held.items())))
             payload += [bytes_of(a) for _, a in held.values()]
         step = Step(
-            seq=offered.seq, step=offered.step, at_ns=offered.at_ns, requests=rows.requests, prompts=rows.prompts,
-            owner=rows.owner, position=rows.position, batch_rows=rows.batch_rows, calls=tuple(calls),
+            seq=offered.seq, step=offered.step, at_ns=offered.at_ns, requests=rows.requests, owner=rows.owner,
+            position=rows.position, decodes=rows.decodes, batch_rows=rows.batch_rows, calls=tuple(calls),
         )  # fmt: skip
         self._append(recording.encoded(step, payload))
         self._written(offered, sum(call.what == "router" for call in calls), sum(o >= 0 for o in rows.owner))

@@ -12,9 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from replay.captures.gates import open_gates
-from replay.captures.manifest import Capture
+from replay.captures.manifest import Capture, default_geometry
 from replay.captures.select import layer_label
 from replay.captures.states import StateFile, open_states
+from replay.captures.tensors import TensorFile
+from replay.errors import InputError
 from replay.exactness.ulp import scaled_ulp
 from replay.model import Geometry
 from replay.oracle import gdn, router
@@ -70,12 +72,14 @@ HEADERS = ["layer", "output", "rows", "farthest", "budget", "oracle and engine",
 
 def agreements(capture: Capture) -> Iterator[Agreement]:
     """Of every file that holds what the engine wrote; none where nothing was kept."""
-    assert capture.manifest is not None  # a recording has one
+    if capture.manifest is None and capture.holds in ("states", "gates"):
+        raise InputError(capture.name, "manifest", "one: it has the sizes of the layers", "none")
+    geometry = capture.manifest.geometry if capture.manifest else default_geometry(capture.holds)
     for path in capture.files:
         if capture.holds == "states":
-            yield from _of_states(open_states(path), capture.manifest.geometry)
+            yield from _of_states(open_states(path), geometry)
         elif capture.holds == "gates":
-            yield from _of_gates(open_gates(path), capture.manifest.geometry)
+            yield from _of_gates(open_gates(path))
 
 
 def _of_states(file: StateFile, g: Geometry) -> Iterator[Agreement]:
@@ -118,7 +122,7 @@ def _of_norm(want: NDArray[Any], got: NDArray[Any]) -> NDArray[np.float64]:
     return np.where(np.isfinite(share), share, np.inf)
 
 
-def _of_gates(file: Any, g: Geometry) -> Iterator[Agreement]:
+def _of_gates(file: TensorFile) -> Iterator[Agreement]:
     if not file.has("topk_ids"):
         return
     logits, ids = file.tensor("router_logits"), file.tensor("topk_ids")

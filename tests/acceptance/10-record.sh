@@ -32,7 +32,8 @@ for run, kernel in (("moe", "sycl:moe.layer:staged"), ("gdn", "sycl:gdn.step:fus
 PY
 say "recorded routes and states replay BITWISE"
 
-serve=(python -m tests.engine.stand_in serve model --port 8497)
+port=$(python -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
+serve=(python -m tests.engine.stand_in serve model --port "$port")
 printf 'one\ntwo\n' >prompts
 export PYTHONPATH="$here"
 b70-replay capture record -o good --prompts prompts --max-tokens 6 --concurrency 2 -- "${serve[@]}" >record.txt
@@ -45,5 +46,5 @@ for fault in empty:3 dies:5 silent:5; do
   b70-replay capture record -o "${fault%:*}" --prompts prompts -- "${serve[@]}" --fault "${fault%:*}" >failed.txt 2>&1 || code=$?
   [ "$code" -eq "${fault#*:}" ]
 done
-if pgrep -f tests.engine.stand_in >left.txt; then exit 1; fi
+if pgrep -f "stand_in serve model --port $port" >left.txt; then exit 1; fi
 say "a server is recorded, closed and handed on; nothing recorded, a dead server and a missing plugin fail, and no process is left"

@@ -24,6 +24,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for _ in range(4):
         engine.step({"alice-secret": 1, "bob-secret": 1})
     engine.recorder.close()
+    engine.recorder.writer.lock.release()
     close(folder)
     return folder
 
@@ -75,3 +76,25 @@ def test_unknown_fields_are_left_out(tmp_path: Path) -> None:
     path.write_bytes(msgspec.json.encode(record) + b"\n")
     assert anonymise(path, tmp_path / "copy.jsonl") == 1
     assert b"me" not in (tmp_path / "copy.jsonl").read_bytes().replace(b'"phase":"decode"', b"")
+
+
+def test_nothing_is_left_half_written(recorded: Path, tmp_path: Path) -> None:
+    """A line that breaks in the middle of a file: no file and no folder; nor where there is no place to write."""
+    routes = tmp_path / "routes.jsonl"
+    routes.write_bytes((recorded / "routes.jsonl").read_bytes() + b'{"v":1,')
+    for act in (lambda: export(open_capture(routes), tmp_path / "out.jsonl"), lambda: anonymise(routes, tmp_path / "out.jsonl")):
+        with pytest.raises(InputError, match="truncated"):
+            act()
+        assert sorted(p.name for p in tmp_path.iterdir()) == ["routes.jsonl"]
+    with pytest.raises(InputError, match="a place that can be written"):
+        export(open_capture(recorded), tmp_path / "none" / "out.jsonl")
+
+
+def test_compressed_routes_stay_compressed(recorded: Path, tmp_path: Path) -> None:
+    """And can be read."""
+    import zstandard
+
+    packed = tmp_path / "routes.jsonl.zst"
+    packed.write_bytes(zstandard.compress((recorded / "routes.jsonl").read_bytes()))
+    assert anonymise(packed, tmp_path / "copy.jsonl.zst") == 2
+    assert export(open_capture(tmp_path / "copy.jsonl.zst"), tmp_path / "lab.jsonl") == 18

@@ -36,9 +36,10 @@ def prompts(tmp_path: Path) -> Path:
     return path
 
 
-def left(folder: Path) -> list[int]:
-    """Processes that mention a folder's server."""
-    return [p.pid for p in psutil.process_iter(["cmdline"]) if "tests.engine.stand_in" in (p.info["cmdline"] or [])]
+def left(port: int) -> list[int]:
+    """The server's processes, by its port."""
+    words = {"tests.engine.stand_in", str(port)}
+    return [p.pid for p in psutil.process_iter(["cmdline"]) if words <= set(p.info["cmdline"] or [])]
 
 
 def test_from_a_server_to_a_capture(cli: Cli, tmp_path: Path, prompts: Path, port: int) -> None:
@@ -67,7 +68,7 @@ def test_from_a_server_to_a_capture(cli: Cli, tmp_path: Path, prompts: Path, por
     answers = [json.loads(line) for line in (out / "recording" / "answers.jsonl").read_text().splitlines()]
     assert [a["completion_tokens"] for a in answers] == [5, 3, 5]
     assert cli("capture", "validate", out).returncode == 0
-    assert not left(out)
+    assert not left(port)
     again = cli("capture", "record", "-o", out, "--prompts", prompts, "--", *command(port), cwd=ROOT)
     assert again.returncode == 2
     assert "-o: expected an empty or new folder" in again.stderr
@@ -90,7 +91,7 @@ def test_what_makes_it_fail(cli: Cli, tmp_path: Path, prompts: Path, port: int, 
     done = cli("capture", "record", "-o", out, "--prompts", prompts, "--engine", engine, "--max-tokens", 9, "--", *line, cwd=ROOT)
     assert done.returncode == code, done.stdout + done.stderr
     assert said in done.stderr
-    assert not left(out)
+    assert not left(port)
     if fault == "dies":
         assert "no memory left for the weights" in done.stderr
     if fault == "slow":
@@ -138,4 +139,34 @@ def test_until_it_is_interrupted(tmp_path: Path, port: int) -> None:
     assert running.returncode == 0, error
     assert "3 steps" in out_text
     assert "ended: interrupted" in out_text
-    assert not left(out)
+    assert not left(port)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_server_ends_with_its_command(number: signal.Signals, tmp_path: Path, port: int) -> None:
+    """However the command ends: told to, it closes the recording; killed, the server is told by the kernel."""
+    out = tmp_path / "capture"
+    words = [sys.executable, "-m", "replay", "capture", "record", "-o", str(out), "--", *command(port)]
+    running = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT, start_new_session=True)
+    for _ in range(300):
+        time.sleep(0.05)
+        if (out / "rank0.journal").exists():
+            break
+    assert left(port)
+    running.send_signal(number)
+    running.communicate(timeout=60)
+    for _ in range(100):
+        if not left(port):
+            break
+        time.sleep(0.05)
+    assert not left(port)
+
+
+def test_a_folder_where_no_server_came_up_can_be_used_again(cli: Cli, tmp_path: Path, prompts: Path, port: int) -> None:
+    """Nothing was recorded in it."""
+    out = tmp_path / "capture"
+    failed = cli("capture", "record", "-o", out, "--prompts", prompts, "--", *command(port, "--fault", "dies"), cwd=ROOT)
+    assert failed.returncode == 5
+    assert len([line for line in failed.stderr.splitlines() if not line.startswith("  ")]) == 1
+    done = cli("capture", "record", "-o", out, "--prompts", prompts, "--max-tokens", 2, "--", *command(port), cwd=ROOT)
+    assert done.returncode == 0, done.stderr

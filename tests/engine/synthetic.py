@@ -5,6 +5,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 
@@ -20,13 +21,17 @@ GDN = "model.layers.0.linear_attn"
 EVERYTHING = ("routes", "weights", "hidden", "gdn", "states", "states_after", "outputs", "logits")
 
 
-def recorder(folder: Path, *, rank: int = 0, ranks: int = 1, **asked: Any) -> Recorder:
+WRITERS: list[Writer] = []  # of this process, which hold their locks
+
+
+def recorder(folder: Path, *, rank: int = 0, ranks: int = 1, expected: tuple[int, ...] = (), **asked: Any) -> Recorder:
     """A recorder whose folder is to be had."""
     record = Record(folder=str(folder), **asked)
     head = Head(
-        form=FORM, rank=rank, ranks=ranks, pid=1, versions={"vllm": "0.32.0"}, model="tiny", geometry=GEOMETRY, record={"folder": "x"}
+        form=FORM, rank=rank, expected=expected or tuple(range(ranks)), pid=1, versions={"vllm": "0.32.0"}, model="tiny", geometry=GEOMETRY, record=msgspec.to_builtins(record)
     )  # fmt: skip
-    return Recorder(record, Writer(record, head))
+    WRITERS.append(Writer(record, head))
+    return Recorder(record, WRITERS[-1])
 
 
 @dataclass
@@ -38,6 +43,7 @@ class Engine:
     padding: int = 0
     seed: int = 0
     computed: dict[str, int] = field(default_factory=dict)
+    known: dict[str, int] = field(default_factory=dict)
     routed: list[tuple[str, Any, Any]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -58,8 +64,13 @@ class Engine:
     def step(self, tokens: dict[str, int]) -> None:
         """One step of the scheduler, as vLLM's worker takes it: decoding requests first."""
         r, g = self.recorder, GEOMETRY
-        r.begin()
         names = sorted(tokens, key=lambda n: tokens[n])
+        computed = np.array([self.computed.get(n, 0) for n in names])
+        prompts = np.array([self.prompts[n] for n in names])
+        known = np.array([max(self.known.get(n, 0), self.prompts[n]) for n in names])
+        batch = {"num_computed_tokens_cpu": computed, "num_prompt_tokens": prompts, "num_tokens_no_spec": known}
+        runner = SimpleNamespace(input_batch=SimpleNamespace(req_ids=names, **batch))
+        r.begin(runner)
         rows = sum(tokens.values()) + self.padding
         for layer in LAYERS:
             logits = torch.randn(rows, g.experts, generator=self.generator)
@@ -68,15 +79,12 @@ class Engine:
             r.route(layer, weights, ids.int())
             self.routed.append((layer, ids.int(), weights))
         self._gdn(names, tokens)
-        runner = SimpleNamespace(input_batch=SimpleNamespace(
-            req_ids=names, num_computed_tokens_cpu=np.array([self.computed.get(n, 0) for n in names]),
-            num_prompt_tokens=np.array([self.prompts[n] for n in names]),
-        ))  # fmt: skip
         r.whose(runner, tokens)
         r.logits(torch.randn(len(names), g.vocab, generator=self.generator).bfloat16())
         r.end()
-        for name in names:
-            self.computed[name] = self.computed.get(name, 0) + tokens[name]
+        for name, had, knew in zip(names, computed.tolist(), known.tolist(), strict=True):
+            self.computed[name] = had + tokens[name]
+            self.known[name] = knew + (self.computed[name] == knew)
 
     def _gdn(self, names: list[str], tokens: dict[str, int]) -> None:
         r, g = self.recorder, GEOMETRY
@@ -87,8 +95,10 @@ class Engine:
             name: torch.randn(rows, width, generator=self.generator).bfloat16()
             for name, width in (("mixed_qkv", g.conv_dim), ("a", g.v_heads), ("b", g.v_heads))
         }
-        held = r.gdn_begins(self.layer, len(decodes), slots, inputs)
+        metadata = SimpleNamespace(num_decodes=len(decodes), non_spec_state_indices_tensor=slots)
+        held = r.gdn_begins(self.layer, metadata, **inputs)
         if held is not None:
-            r.gdn_weights(self.layer, self.fixed, {"state_layout": "k_v", "dt_bias": "bf16", "ssm_state": "f32"})
+            modes = {"state_layout": "k_v", "dt_bias": "bf16", "ssm_state": "f32"}
+            r.gdn_weights(self.layer, lambda layer: self.fixed, lambda layer: modes)
         r.gdn_ends(self.layer, held, torch.randn(rows, g.v_heads, g.head_dim, generator=self.generator).bfloat16())
         r.gdn_z(GDN, torch.randn(rows, g.v_heads, g.head_dim, generator=self.generator).bfloat16())

@@ -1,5 +1,6 @@
 """The hook points, on modules that stand in vLLM's place: what is looked up, what is refused by name, and that it is done once."""
 
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +15,7 @@ from replay.captures import recording
 from replay.captures.close import close
 from replay.engine import hooks, record
 from replay.engine.attach import attach, geometry_of, refusals
-from replay.engine.config import Engine, Record, read
+from replay.engine.config import Engine, Record, check, check_folder, read
 from replay.errors import InputError
 from tests.engine.synthetic import EVERYTHING, GEOMETRY
 
@@ -26,12 +27,12 @@ class Runner:
         self.router = sys.modules[_ROUTER].BaseRouter()  # type: ignore[attr-defined]  # made below
         sys.modules[_MOE].MoERunner("model.layers.3.mlp.experts", self.router)  # type: ignore[attr-defined]
         self.input_batch = SimpleNamespace(
-            req_ids=["r"], num_computed_tokens_cpu=torch.tensor([4]).numpy(), num_prompt_tokens=torch.tensor([2]).numpy()
-        )
+            req_ids=["r"], num_computed_tokens_cpu=torch.tensor([4]).numpy(), num_prompt_tokens=torch.tensor([2]).numpy(),
+            num_tokens_no_spec=torch.tensor([5]).numpy(),
+        )  # fmt: skip
 
-    def execute_model(self, scheduler_output: Any, intermediate_tensors: Any = None) -> str:
+    def execute_model(self, scheduler_output: Any, intermediate_tensors: Any = None) -> None:
         self.router._select_experts(torch.rand(1, 256), torch.rand(1, 16), None, input_ids=None)
-        return "executed"
 
     def sample_tokens(self, grammar_output: Any) -> str:
         return self._sample(torch.rand(1, 512), None)
@@ -71,6 +72,14 @@ class Attention:
         return core_attn_out
 
 
+class Worker:
+    """What builds a runner."""
+
+    def __init__(self, vllm_config: Any, rank: int = 0) -> None:
+        self.rank = rank
+
+
+_WORKER = "vllm.v1.worker.gpu_worker"
 _RUNNER = "vllm.v1.worker.gpu_model_runner"
 _MOE = "vllm.model_executor.layers.fused_moe.runner.moe_runner"
 _ROUTER = "vllm.model_executor.layers.fused_moe.router.base_router"
@@ -87,7 +96,7 @@ def vllm(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
 
     held: dict[str, dict[str, Any]] = {
         _RUNNER: {"GPUModelRunner": fresh(Runner)}, _MOE: {"MoERunner": fresh(MoERunner)}, _ROUTER: {"BaseRouter": fresh(BaseRouter)},
-        _GDN: {"_cpu_gdn_attention_nonspec": core}, _QWEN: {"QwenGatedDeltaNetAttention": fresh(Attention)},
+        _WORKER: {"Worker": fresh(Worker)}, _GDN: {"_cpu_gdn_attention_nonspec": core}, _QWEN: {"QwenGatedDeltaNetAttention": fresh(Attention)},
         "vllm.distributed": {"get_tensor_model_parallel_rank": lambda: 0, "get_tensor_model_parallel_world_size": lambda: 1},
     }  # fmt: skip
     for name, what in held.items():
@@ -155,9 +164,11 @@ def test_a_server_is_recorded(vllm: ModuleType, tmp_path: Path, monkeypatch: pyt
     runner = runner_class(config(), "cpu")
     output = SimpleNamespace(total_num_scheduled_tokens=1, num_scheduled_tokens={"r": 1})
     runner.router._select_experts(torch.rand(1, 256), torch.rand(1, 16))  # a warm-up: no step is open
-    assert runner.execute_model(output) == "executed"
+    runner.execute_model(output)
     assert runner.sample_tokens(None) == "sampled"
     assert runner.shutdown() == "down"
+    assert record.ACTIVE is not None
+    record.ACTIVE.writer.lock.release()
     manifest = close(tmp_path / "rec")
     assert manifest.geometry == GEOMETRY
     assert manifest.recorded is not None
@@ -184,7 +195,7 @@ def test_a_missing_point_is_refused_by_name(
     with pytest.raises(InputError, match=name):
         hooks.install(asked, "0.32.0")
     assert not hasattr(vars(sys.modules[_RUNNER])["GPUModelRunner"].execute_model, "b70_replay")
-    replay.engine._record(asked)
+    replay.engine._record(asked, "engine.toml")
     assert "the server goes on" in caplog.text
     assert name in caplog.text
     if stage == "gdn":
@@ -203,7 +214,7 @@ def test_another_version_is_tried_with_a_warning(vllm: ModuleType, caplog: pytes
         ({"speculative_config": SimpleNamespace(method="ngram")}, "--speculative-config"),
         ({"cudagraph_mode": "PIECEWISE", "device": "xpu"}, "--enforce-eager"),
         ({"pipeline_parallel_size": 2}, "--pipeline-parallel-size"), ({"data_parallel_size": 2}, "--data-parallel-size"),
-        ({"enable_eplb": True}, "--enable-eplb"), ({"enable_dbo": True}, "--enable-dbo"), ({"v2": True}, "VLLM_USE_V2_MODEL_RUNNER"),
+        ({"enable_eplb": True}, "--enable-eplb"), ({"enable_dbo": True}, "--enable-dbo"),
         ({"device": "xpu"}, "GDN states"),
     ],
 )  # fmt: skip
@@ -240,8 +251,15 @@ def test_sizes_of_other_models() -> None:
 )  # fmt: skip
 def test_files_that_cannot_be_done(text: str, said: str, tmp_path: Path) -> None:
     """One clear line each."""
-    with pytest.raises(InputError, match=said.replace(".", r"\.").replace("(", r"\(")):
-        read(engine_file(tmp_path, text))
+    with pytest.raises(InputError, match=re.escape(said)):
+        _asked(engine_file(tmp_path, text))
+
+
+def _asked(file: Path) -> None:
+    asked = read(file).record
+    assert asked is not None
+    check(asked, str(file))
+    check_folder(asked, str(file))
 
 
 def test_a_swap_is_refused_and_not_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -265,3 +283,43 @@ def test_the_tap_gives_copies(vllm: ModuleType) -> None:
     assert a.data_ptr() != first.data_ptr()
     compiled = torch.compile(lambda x, y: torch.ops.b70_replay.tap(x, y, "router", "x")[0] + 1, backend="eager", fullgraph=True)
     assert torch.equal(compiled(first, second), first + 1)
+
+
+def test_the_second_model_runner_is_refused(vllm: ModuleType, tmp_path: Path) -> None:
+    """Where a worker will build it: no hook would ever be called."""
+    hooks.install(Record(folder=str(tmp_path)), "0.32.0")
+    (tmp_path / "x").mkdir()
+    vars(sys.modules[_WORKER])["Worker"](config(v2=True))
+    assert "VLLM_USE_V2_MODEL_RUNNER" in str(recording.refusal(tmp_path))
+
+
+def test_ranks_that_there_are_not(vllm: ModuleType, tmp_path: Path) -> None:
+    """Told, instead of nothing being recorded in silence."""
+    attach(Record(folder=str(tmp_path), ranks=(3,)), config())
+    assert "ranks: expected ranks below 1, got 3" in str(recording.refusal(tmp_path))
+
+
+def test_a_router_of_no_layer_ends_the_recording_alone(
+    vllm: ModuleType, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One that did not come through the hooked runner still routes."""
+    hooks.install(Record(folder=str(tmp_path / "rec")), "0.32.0")
+    runner = vars(sys.modules[_RUNNER])["GPUModelRunner"](config(), "cpu")
+    del runner.router.b70_layer
+    runner.execute_model(SimpleNamespace(total_num_scheduled_tokens=1, num_scheduled_tokens={"r": 1}))
+    assert runner.sample_tokens(None) == "sampled"
+    assert record.ACTIVE is not None
+    record.ACTIVE.writer.thread.join(10)
+    assert "a router of no layer" in caplog.text
+
+
+def test_the_compile_cache_is_of_the_taps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Recordings that trace other taps do not share compiled graphs."""
+    import os
+
+    seen = set()
+    for stages in ("", "gdn", "router"):
+        monkeypatch.setenv("VLLM_CACHE_ROOT", "cache")
+        replay.engine._own_compiled_code(Record(what=("routes", "gdn", "states"), stages=stages))
+        seen.add(os.environ["VLLM_CACHE_ROOT"])
+    assert len(seen) == 3

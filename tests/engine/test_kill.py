@@ -8,6 +8,7 @@ import pytest
 
 from replay.captures import open_capture, read_batches
 from replay.captures.close import close, survey
+from replay.captures.recording import read_counters
 from replay.captures.states import check_capture, open_states
 from tests.conftest import ROOT
 from tests.engine.synthetic import GEOMETRY, LAYERS
@@ -56,6 +57,8 @@ def test_what_is_left_is_valid(killed: Path) -> None:
         if not (folder / "rank0.journal").stat().st_size:
             continue  # killed before the first byte
         seen = survey(folder)
+        counted = read_counters(folder / "rank0.counters")
+        assert seen.steps[0] >= counted["written"]  # a step is counted when it is on its way to the disk
         if not seen.steps[0]:
             continue
         recorded += 1

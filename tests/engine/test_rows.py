@@ -6,7 +6,7 @@ from replay.engine.config import Record
 from replay.engine.rows import Batch, Rows, select
 
 # a decodes its 9th token, b is at token 4 of a prompt of 6, c has its whole prompt of 3; two rows of padding.
-BATCH = Batch(("a", "b", "c"), (1, 2, 3), (8, 4, 0), (5, 9, 3), 8)
+BATCH = Batch(("a", "b", "c"), (1, 2, 3), (8, 4, 0), (5, 9, 3), (9, 9, 3), 8)
 
 
 def rows(**asked: object) -> Rows:
@@ -20,6 +20,7 @@ def test_owner_and_position_of_every_row() -> None:
     assert found.requests == ("a", "b", "c")
     assert found.owner == (0, 1, 1, 2, 2, 2, -1, -1)
     assert found.position == (8, 4, 5, 0, 1, 2, 0, 0)
+    assert found.decodes == (True, *[False] * 7)
     assert found.kept.tolist() == list(range(8))
     assert found.batch_rows == 8
 
@@ -49,4 +50,15 @@ def test_decoded_rows() -> None:
     places, numbers = rows(requests="^b$").decoded(3)
     assert places.tolist() == [1, 2]
     assert numbers.tolist() == [0, 1]
-    assert select(Batch((), (), (), (), 0), Record(folder="x")).kept.dtype == np.int64
+    assert select(Batch((), (), (), (), (), 0), Record(folder="x")).kept.dtype == np.int64
+
+
+def test_a_preempted_request_computes_again() -> None:
+    """A prompt of 4 with 6 tokens of its answer: all it had is computed again as prefill, in two chunks, and only the second
+    samples."""
+    first = select(Batch(("a",), (8,), (0,), (4,), (10,), 8), Record(folder="x"))
+    assert first.decodes == (False,) * 8
+    assert not len(first.sampled[0])
+    second = select(Batch(("a",), (2,), (8,), (4,), (10,), 2), Record(folder="x"))
+    assert second.decodes == (False, True)
+    assert second.sampled[0].tolist() == [0]
