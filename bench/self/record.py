@@ -20,7 +20,7 @@ from replay.endpoint.server import Server, decode_seconds, serve_command
 from replay.engine.config import Record
 from replay.timing.estimate import median_interval
 
-BUDGET_US = 8.0
+BUDGET_US, LAYERS = 8.0, 40  # 3 % of a B70's token of 10.7 ms
 TOKENS = 256
 PROMPT = "On Monday the ferry left at nine"
 ENDPOINT = Path(__file__).resolve().parents[1] / "endpoints" / "tiny-cpu.toml"
@@ -64,13 +64,16 @@ def main(vllm: str, model: str, pairs: int) -> int:
 
 def told(times: dict[str, list[float]], counted: dict[str, int]) -> int:
     """Print both measurements; the exit code."""
-    us = counted["hook_ns"] / 1e3 / max(counted["calls"], 1)
-    print(f"hooks: {us:.2f} µs of the engine's thread a recorded layer call ({counted['calls']:,} calls; budget {BUDGET_US:g})")
+    calls, steps = max(counted["calls"], 1), max(counted["steps"], 1)
+    layer_us, step_us = counted["hook_ns"] / 1e3 / calls, counted["step_ns"] / 1e3 / steps
+    us = layer_us + step_us / LAYERS
+    print(f"hooks: {layer_us:.2f} µs of the engine's thread a recorded layer call ({calls:,} calls), and {step_us:.1f} µs a step")
+    print(f"of a model of {LAYERS} layers: {us:.2f} µs a layer call (budget {BUDGET_US:g})")
     for name, values in times.items():
         middle = median_interval(np.array(values))
         print(f"{name}: {middle.mid:.3f} ms a token [{middle.lo:.3f}, {middle.hi:.3f}], {len(values)} blocks of {TOKENS} tokens")
     ratio = median_interval(np.array(times["recording"]) / np.array(times["control"]) - 1)
-    per_step = counted["calls"] / max(counted["written"], 1)
+    per_step = calls / steps
     paired = f"{ratio.mid:+.2%} [{ratio.lo:+.2%}, {ratio.hi:+.2%}]"
     print(f"recording against control, pair by pair: {paired}, {per_step:.0f} layers a token")
     print(f"steps: {counted['offered']:,} offered, {counted['written']:,} written, {counted['dropped']:,} dropped")

@@ -46,8 +46,10 @@ def record(
         done = recorder.record(asked, say)
     if done.manifest is not None:
         click.echo(f"{output}: {_told(done.manifest)}")
-        calls, spent = done.counters["calls"], done.counters["hook_ns"]
-        click.echo(f"hooks: {calls:,} recorded layer calls, {spent / 1000 / max(calls, 1):.1f} µs of the engine's thread each")
+        c = done.counters
+        layer, step = (c[ns] / 1000 / max(c[of], 1) for ns, of in (("hook_ns", "calls"), ("step_ns", "steps")))
+        each = f"{layer:.1f} µs of the engine's thread each"
+        click.echo(f"hooks: {c['calls']:,} recorded layer calls, {each}, {step:.1f} µs a step")
     for problem in done.problems:
         click.echo(f"{output}: {problem}", err=True)
     if done.manifest is None and done.counters["steps"] == 0 and not done.answers:

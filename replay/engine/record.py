@@ -21,7 +21,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def _on_the_engines_thread(method: F) -> F:
-    """Its time is counted. A fault of ours ends the recording and says so; the request that met it never sees it."""
+    """Its time is counted, a step's and a layer call's apart. A fault of ours ends the recording and says so; the request that met
+    it never sees it."""
+    of_steps = method.__name__ in ("begin", "whose", "end")
 
     @functools.wraps(method)
     def counted(self: "Recorder", *args: Any, **kwargs: Any) -> Any:
@@ -32,7 +34,10 @@ def _on_the_engines_thread(method: F) -> F:
             self.give_up(f"{method.__name__}: {type(error).__name__}: {error}")
             return None
         finally:
-            self.hook_ns += time.perf_counter_ns() - begin
+            if of_steps:
+                self.step_ns += time.perf_counter_ns() - begin
+            else:
+                self.hook_ns += time.perf_counter_ns() - begin
 
     return counted  # type: ignore[return-value]  # the same parameters
 
@@ -49,31 +54,35 @@ class Recorder:
         self.wanted = re.compile(record.requests) if record.requests else None
         self.runner: Any = None
         self.gave_up = False
-        self.chosen: dict[str, bool] = {}
+        self.chosen: set[str] = set()  # layers that the pattern takes, and those that it does not
+        self.left_out: set[str] = set()
         self.told: set[str] = set()  # GDN layers whose weights were handed over
         self.calls: list[Seen] | None = None  # of the open step, where it is recorded
+        self.routed: list[tuple[str, Any, Any]] | None = None  # its routes: layer, ids, weights
+        self.nbytes = 0  # of its other tensors
         self.batch: Batch | None = None
         self.padded = self.decodes = self.state_steps = 0
         self.states_now: bool | None = None
-        self.steps = self.layer_calls = self.hook_ns = 0
+        self.steps = self.layer_calls = self.hook_ns = self.step_ns = 0
 
     def takes(self, layer: str) -> bool:
         """Whether a layer is recorded."""
-        found = self.chosen.get(layer)
-        if found is None:
-            found = self.chosen[layer] = self.pattern.search(layer) is not None
-        return found
+        if layer not in self.chosen and layer not in self.left_out:
+            (self.chosen if self.pattern.search(layer) else self.left_out).add(layer)
+        return layer in self.chosen
 
     # ------------------------------------------------------------ steps
 
     @_on_the_engines_thread
     def begin(self, runner: Any = None) -> None:
         """A step of the scheduler that has tokens begins; one that was not ended is handed over first."""
-        self._hand_over()
+        if self.calls is not None:
+            self._hand_over()
         self.steps += 1
         if self.gave_up or self.writer.stopped or (self.steps - 1) % self.record.every:
             return
-        self.calls, self.batch, self.states_now, self.padded, self.decodes = [], None, None, 0, 0
+        self.calls, self.batch, self.states_now, self.padded, self.decodes, self.nbytes = [], None, None, 0, 0, 0
+        self.routed = [] if self.routes else None
         self.runner = runner
 
     @_on_the_engines_thread
@@ -95,36 +104,52 @@ class Recorder:
         self._hand_over()
 
     def _hand_over(self) -> None:
-        calls, self.calls = self.calls, None
-        if calls and self.batch is not None:
-            self.writer.offer(self.steps - 1, self.batch._replace(padded=self.padded), calls)
-        self.writer.count(self.steps, self.layer_calls, self.hook_ns)
+        calls, routed, self.calls, self.routed = self.calls, self.routed or (), None, None
+        self.layer_calls += len(routed)
+        offers = bool(calls or routed) and self.batch is not None
+        self.writer.count(self.steps, self.writer.seq + offers, self.layer_calls, self.hook_ns, self.step_ns)
+        if calls is None or self.batch is None or not offers:
+            return
+        nbytes, padded = self.nbytes, self.padded
+        if routed:
+            _, ids, weights = routed[0]
+            padded = ids.shape[0]
+            nbytes += len(routed) * (ids.nbytes + (0 if weights is None else weights.nbytes))
+        self.writer.offer(self.steps - 1, self.batch._replace(padded=padded), routed, calls, nbytes)
 
     # ------------------------------------------------------------ what layers saw
 
-    @_on_the_engines_thread
     def route(self, layer: str, weights: Any, ids: Any) -> None:
-        """ids [T, k] and weights [T, k] of a router's choice."""
-        if self.calls is not None and self.routes and self.takes(layer):
-            held = {"ids": ids.clone(), "weights": weights.clone()} if self.weights else {"ids": ids.clone()}
-            self.calls.append(Seen("router", layer, held))
-            self.padded = ids.shape[0]
-            self.layer_calls += 1
-            if not layer:
-                self.give_up("a router of no layer: it did not come through the hooked MoERunner")
+        """ids [T, k] and weights [T, k] of a router's choice. Every layer of every step calls it: its time is counted here, without
+        the wrapper of the others."""
+        begin = time.perf_counter_ns()
+        routed = self.routed
+        if routed is not None and (layer in self.chosen or self.takes(layer)):
+            try:
+                routed.append((layer, ids.clone(), weights.clone() if self.weights else None))
+                if not layer:
+                    self.give_up("a router of no layer: it did not come through the hooked MoERunner")
+            except Exception as error:
+                self.give_up(f"route: {type(error).__name__}: {error}")
+            self.hook_ns += time.perf_counter_ns() - begin
+
+    def _add(self, seen: Seen) -> None:
+        assert self.calls is not None  # as its callers have seen
+        self.calls.append(seen)
+        self.nbytes += sum(t.nbytes for t in seen.tensors.values())
 
     @_on_the_engines_thread
     def gate(self, layer: str, hidden: Any, logits: Any) -> None:
         """hidden [T, H] and router logits [T, E], as a router gets them."""
         if self.calls is not None and self.hidden and self.takes(layer):
-            self.calls.append(Seen("gate", layer, {"hidden": hidden.clone(), "logits": logits.clone()}))
+            self._add(Seen("gate", layer, {"hidden": hidden.clone(), "logits": logits.clone()}))
             self.padded = hidden.shape[0]
 
     @_on_the_engines_thread
     def logits(self, logits: Any) -> None:
         """logits [requests, vocab], as the sampler gets them."""
         if self.calls is not None and self.lm_head and logits is not None:
-            self.calls.append(Seen("lm_head", "lm_head", {"logits": logits.clone()}))
+            self._add(Seen("lm_head", "lm_head", {"logits": logits.clone()}))
 
     @_on_the_engines_thread
     def gdn_begins(self, layer: Any, metadata: Any, **inputs: Any) -> dict[str, Any] | None:
@@ -158,14 +183,14 @@ class Recorder:
         if self.states_now and self.after:
             at = held["slot"].long()
             held |= {"conv_state_after": layer.kv_cache[0][at], "ssm_state_after": layer.kv_cache[1][at]}
-        self.calls.append(Seen("gdn", layer.prefix, held))
+        self._add(Seen("gdn", layer.prefix, held))
         self.layer_calls += 1
 
     @_on_the_engines_thread
     def gdn_z(self, layer: str, z: Any) -> None:
         """z [T, Hv, V] of the decode rows of a GDN layer."""
         if self.calls is not None and self.decodes and self.takes(layer):
-            self.calls.append(Seen("gdn_z", layer, {"z": z[: self.decodes].clone()}))
+            self._add(Seen("gdn_z", layer, {"z": z[: self.decodes].clone()}))
 
     @_on_the_engines_thread
     def gdn_weights(self, layer: Any, tensors_of: Callable[[Any], Any], modes_of: Callable[[Any], dict[str, str]]) -> None:
@@ -183,7 +208,7 @@ class Recorder:
 
     def give_up(self, why: str) -> None:
         """Nothing more is taken; the writer writes what waits, and why."""
-        self.calls, self.gave_up = None, True
+        self.calls, self.routed, self.gave_up = None, None, True
         self.writer.fail(why)
 
     def close(self) -> None:

@@ -27,6 +27,7 @@ _AT = {name: place for place, name in enumerate(COUNTERS)}
 _TORCH = {"bfloat16": "bf16", "float16": "f16", "float32": "f32", "int32": "i32", "int64": "i64"}
 
 Tensors = dict[str, Any]  # name → torch tensor
+Routed = tuple[str, Any, Any]  # layer, ids, weights or None
 
 
 class Seen(NamedTuple):
@@ -44,6 +45,7 @@ class Offered(NamedTuple):
     step: int
     at_ns: int
     batch: Batch
+    routed: Sequence[Routed]
     calls: Sequence[Seen]
     nbytes: int
     ready: Any  # an event of the device that holds the tensors: until it has come they are not what was seen
@@ -51,16 +53,6 @@ class Offered(NamedTuple):
 
 class NotOurs(InputError):
     """A folder that somebody else records to, or has: nothing is to be left in it."""
-
-
-def _event_behind(calls: Sequence[Seen]) -> Any:
-    """An event of the stream that made the tensors, None on a CPU: the writer's thread has another stream."""
-    import torch
-
-    device = next((t.device for seen in calls for t in seen.tensors.values()), None)
-    if device is None or device.type in ("cpu", "meta"):
-        return None
-    return torch.accelerator.current_stream(device.index).record_event()
 
 
 class Writer:
@@ -91,6 +83,7 @@ class Writer:
         self.given = self.seq = 0  # of the engine's thread alone
         self.taken = self.length = self.lines = self.tokens = 0  # of the writer's
         self.stopped = self.failed = ""
+        self.on_cpu = False  # until the first tensor was seen
         self.queue: queue.SimpleQueue[Offered | Weights | tuple[Weights, Tensors] | None] = queue.SimpleQueue()
         try:
             self._append([recording.MAGIC, *recording.encoded(head)])
@@ -102,26 +95,33 @@ class Writer:
 
     # ------------------------------------------------------------ the engine's thread
 
-    def offer(self, step: int, batch: Batch, calls: Sequence[Seen]) -> None:
-        """Hand over a step; dropped and counted where the buffer is full."""
-        nbytes = sum(t.nbytes for seen in calls for t in seen.tensors.values())
-        offered = Offered(self.seq, step, time.time_ns(), batch, calls, nbytes, _event_behind(calls))
+    def offer(self, step: int, batch: Batch, routed: Sequence[Routed], calls: Sequence[Seen], nbytes: int) -> None:
+        """Hand over a step of so many bytes; dropped and counted where the buffer is full. The last thing that a step does: the
+        writer's thread then wants the interpreter."""
+        ready = None if self.on_cpu else self._event(routed, calls)
+        offered = Offered(self.seq, step, time.time_ns(), batch, routed, calls, nbytes, ready)
         self.seq += 1
-        self.counters[_AT["offered"]] = self.seq
         if self.given - self.taken + nbytes > self.limit:
             self.counters[_AT["dropped"]] += 1
             return
         self.given += nbytes
         self.queue.put(offered)
 
+    def _event(self, routed: Sequence[Routed], calls: Sequence[Seen]) -> Any:
+        """An event behind what made the tensors, None on a CPU: on a device the writer's thread has another stream."""
+        import torch
+
+        device = routed[0][1].device if routed else next(iter(calls[0].tensors.values())).device
+        self.on_cpu = device.type == "cpu"
+        return None if self.on_cpu else torch.accelerator.current_stream(device.index).record_event()
+
     def weights(self, weights: Weights, tensors: Tensors) -> None:
         """Hand over what a layer holds from step to step."""
         self.queue.put((weights, tensors))
 
-    def count(self, steps: int, calls: int, hook_ns: int) -> None:
+    def count(self, steps: int, offered: int, calls: int, hook_ns: int, step_ns: int) -> None:
         """Publish what the hooks counted."""
-        for name, value in (("steps", steps), ("calls", calls), ("hook_ns", hook_ns)):
-            self.counters[_AT[name]] = value
+        self.counters[:5] = steps, offered, calls, hook_ns, step_ns
 
     def fail(self, why: str) -> None:
         """Write what waits, and that a hook failed."""
@@ -165,7 +165,9 @@ class Writer:
             self._written(offered, 0, 0)
             return
         calls, payload = [], []
-        for seen in offered.calls:
+        named = ({"ids": ids} if weights is None else {"ids": ids, "weights": weights} for _, ids, weights in offered.routed)
+        routers = (Seen("router", layer, held) for (layer, _, _), held in zip(offered.routed, named, strict=True))
+        for seen in (*routers, *offered.calls):
             held = _cut(seen, {name: numpy_of(tensor) for name, tensor in on_host(seen.tensors).items()}, rows)
             if held is None:
                 continue

@@ -14,6 +14,7 @@ import torch
 from replay.captures import open_capture, recording
 from replay.captures.close import close, survey
 from replay.captures.manifest import Manifest
+from replay.captures.recording import COUNTERS
 from replay.captures.records import RecordedV1
 from replay.captures.states import open_states
 from replay.captures.tensors import decoded
@@ -203,7 +204,7 @@ def test_a_full_disk_ends_the_recording(
     engine = Engine(made, {"a": 1})
     for _ in range(3):
         engine.step({"a": 1})
-    while made.writer.counters[3] < 3:
+    while made.writer.counters[COUNTERS.index("written")] < 3:
         time.sleep(0.001)
     real = os.write
 
@@ -231,7 +232,7 @@ def test_a_disk_that_was_full_for_a_while(tmp_path: Path, monkeypatch: pytest.Mo
     made = recorder(tmp_path)
     engine, write = Engine(made, {"a": 1}), made.writer._append
     engine.step({"a": 1})
-    while made.writer.counters[3] < 1:
+    while made.writer.counters[COUNTERS.index("written")] < 1:
         time.sleep(0.001)
 
     def full_once(pieces: Any) -> None:
