@@ -21,8 +21,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def _on_the_engines_thread(method: F) -> F:
-    """Its time is counted, a step's and a layer call's apart. A fault of ours ends the recording and says so; the request that met
-    it never sees it."""
+    """Its time is counted, a step's and a layer call's apart. A fault of ours ends the recording and says so; the request that
+    met it never sees it."""
     of_steps = method.__name__ in ("begin", "whose", "end")
 
     @functools.wraps(method)
@@ -120,8 +120,8 @@ class Recorder:
     # ------------------------------------------------------------ what layers saw
 
     def route(self, layer: str, weights: Any, ids: Any) -> None:
-        """ids [T, k] and weights [T, k] of a router's choice. Every layer of every step calls it: its time is counted here, without
-        the wrapper of the others."""
+        """ids [T, k] and weights [T, k] of a router's choice. Every layer of every step calls it: its time is counted here,
+        without the wrapper of the others."""
         begin = time.perf_counter_ns()
         routed = self.routed
         if routed is not None and (layer in self.chosen or self.takes(layer)):

@@ -4,6 +4,7 @@ A step that finds the buffer full is dropped and counted. Whatever stops the wri
 in the journal; the server goes on either way.
 """
 
+import itertools
 import os
 import queue
 import threading
@@ -165,9 +166,11 @@ class Writer:
             self._written(offered, 0, 0)
             return
         calls, payload = [], []
-        named = ({"ids": ids} if weights is None else {"ids": ids, "weights": weights} for _, ids, weights in offered.routed)
-        routers = (Seen("router", layer, held) for (layer, _, _), held in zip(offered.routed, named, strict=True))
-        for seen in (*routers, *offered.calls):
+        for alike in _alike(offered.routed):
+            made, data = _routers(alike, rows)
+            calls += made
+            payload.append(data)
+        for seen in offered.calls:
             held = _cut(seen, {name: numpy_of(tensor) for name, tensor in on_host(seen.tensors).items()}, rows)
             if held is None:
                 continue
@@ -254,6 +257,31 @@ def numpy_of(tensor: Any) -> tuple[str, NDArray[Any]]:
     return _TORCH[name], array
 
 
+def _alike(routed: Sequence[Routed]) -> list[list[Routed]]:
+    """Routes in runs of one shape and dtype: a model whose layers are alike has one run a step."""
+
+    def shape(one: Routed) -> Any:
+        _, ids, weights = one
+        return ids.shape, ids.dtype, weights is None or weights.dtype
+
+    return [list(run) for _, run in itertools.groupby(routed, key=shape)]
+
+
+def _routers(routed: Sequence[Routed], rows: Rows) -> tuple[list[Call], memoryview]:
+    """The calls of routers that are alike, and their payload: a layer's ids, then its weights. All layers at once, since while
+    this thread works in Python the engine's waits."""
+    import torch
+
+    tensors = {"ids": torch.stack([ids for _, ids, _ in routed])}
+    if routed[0][2] is not None:
+        tensors["weights"] = torch.stack([weights for _, _, weights in routed])
+    held = {name: numpy_of(tensor) for name, tensor in on_host(tensors).items()}
+    cut = {name: (dtype, np.ascontiguousarray(array[:, rows.kept])) for name, (dtype, array) in held.items()}
+    parts = tuple(Part(name, dtype, array.shape[1:]) for name, (dtype, array) in cut.items())
+    flat = np.concatenate([array.view(np.uint8).reshape(len(routed), -1) for _, array in cut.values()], axis=1)
+    return [Call("router", layer, parts) for layer, _, _ in routed], bytes_of(flat)
+
+
 def bytes_of(array: NDArray[Any]) -> memoryview:
     """An array's elements as bytes, in order."""
     return memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8))  # type: ignore[arg-type]  # an array is a buffer
@@ -267,7 +295,7 @@ def _with_parts(weights: Weights, held: dict[str, tuple[str, NDArray[Any]]]) -> 
 
 def _cut(seen: Seen, held: dict[str, tuple[str, NDArray[Any]]], rows: Rows) -> dict[str, tuple[str, NDArray[Any]]] | None:
     """A call's tensors, cut to the rows that are recorded; None where none is left."""
-    if seen.what in ("router", "gate"):
+    if seen.what == "gate":
         return {name: (d, a[rows.kept]) for name, (d, a) in held.items()} if len(rows.kept) else None
     if seen.what == "lm_head":
         kept, numbers = rows.sampled
