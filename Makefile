@@ -72,14 +72,17 @@ bench-topk: venv ## replay recorded and generated logits through every kernel of
 	@PYTHONPATH=. $(BIN)/python bench/self/topk_peers.py
 
 # Rooms whose tests take no times run two at once; the others measure, and run one at a time.
-UNTIMED := $(addprefix tests/,oracle exactness stages captures kernels field mutation engine studies)
+UNTIMED := $(addprefix tests/,oracle exactness stages captures kernels field mutation engine studies cli test_docs.py test_packaging.py)
+TIMED := $(wildcard tests/acceptance/02-*.sh tests/acceptance/04-*.sh tests/acceptance/06-*.sh)
 NONE_IS_WELL = $(if $(ARGS),|| [ $$? -eq 5 ])
 
 test: venv lint ## everything that must hold; about 12 minutes
 	@echo "test: unit, field, packaging and acceptance tests; about 12 minutes on 2 cores"
 	@$(BIN)/python -m pytest -n 2 --dist loadscope $(UNTIMED) $(ARGS) $(NONE_IS_WELL)
 	@$(BIN)/python -m pytest $(addprefix --ignore=,$(UNTIMED)) $(ARGS) $(NONE_IS_WELL)
-	@for script in tests/acceptance/[0-9]*.sh; do echo "== $$script"; PATH="$(CURDIR)/$(BIN):$$PATH" bash $$script || exit 1; done
+	@export PATH="$(CURDIR)/$(BIN):$$PATH"; for script in $(TIMED); do echo "== $$script"; bash $$script || exit 1; done
+	@export PATH="$(CURDIR)/$(BIN):$$PATH"; ls $(filter-out $(TIMED),$(sort $(wildcard tests/acceptance/[0-9]*.sh))) \
+	  | xargs -P 2 -I{} bash -c 'said=$$(bash {} 2>&1) && echo "== {}" && echo "$$said" || { echo "== {} FAILED"; echo "$$said"; exit 255; }'
 
 isa: venv ## hold every SYCL kernel to the B70's machine code (needs ocloc: OCLOC=… or on the PATH); half a minute
 	@$(BIN)/python -m replay.kernels.sycl.isa
