@@ -54,7 +54,7 @@ tiny-endpoint: venv-endpoint ## the tiny checkpoints in models/ (MODELS=name for
 
 test-endpoint: venv venv-endpoint ## record from a real vLLM server, replay, kill it; about 10 minutes
 	@$(MAKE) --no-print-directory tiny-endpoint MODELS=tiny-moe-16
-	@ENDPOINT=$(ENDPOINT) $(BIN)/python -m pytest -s tests/serving/real_server.py $(ARGS)
+	@ENDPOINT=$(ENDPOINT) $(BIN)/python -m pytest -s tests/engine/test_kill.py tests/serving/real_server.py $(ARGS)
 
 bench-moe: venv ## replay the shipped capture through every MoE kernel; 2 to 3 minutes, with FULL=1 eight to fifteen
 	@echo "bench-moe: $(if $(FULL),8,16) cases of $(subst ',,$(ROUTES)), all MoE stages, $(if $(FULL),8 processes; 8 to 15 minutes,QUICK (one process; FULL=1 takes 8, on 8 cases, and 8 to 15 minutes); 2 to 3 minutes)"
